@@ -38,8 +38,8 @@ class CloudSettings(UpperSettings):
     port: Port = 8073
 
     engine: Annotated[str, AfterValidator(name_in(ENGINES))] = "onnx"
-    """What computes the networks: `onnx`, ONNX Runtime in this process; `oip`, a server of the Open Inference Protocol;
-    `ray`, replicas on a Ray cluster, which needs the extra `ray`; or an engine of another package."""
+    """Engine that computes the networks. `onnx`: ONNX Runtime in this process. `oip`: a server of the Open Inference
+    Protocol. `ray`: replicas on a Ray cluster, with the extra `ray`. Or an engine of another package."""
 
     upstream: HttpUrl | None = None
     """With `oip`: URL of the server, such as http://10.0.0.9:8000."""
@@ -48,7 +48,7 @@ class CloudSettings(UpperSettings):
     """With `oip`: name of the network on that server. Default: its name in the model set."""
 
     upstream_token_file: UserPath | None = None
-    """With `oip`: file with the token that the server asks for, its owner's alone."""
+    """With `oip`: file with the token that the server asks for; only its owner may read it."""
 
     address: str = "auto"
     """With `ray`: address of the cluster; `auto` finds the one of this machine, `local` starts one here."""

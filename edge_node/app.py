@@ -15,8 +15,8 @@ __all__ = ["EdgeNode", "create_app"]
 
 
 class EdgeNode(InferenceNode):
-    """Gives the fine answer near the end devices, with a network of medium size; and encodes images for an
-    upstream node that must not see them, in the place of a weak end device (section 4.4 of the paper)."""
+    """Gives the fine answer near the end devices, with a network of medium size. It also encodes images for an upstream
+    node that must not see them, instead of a weak end device (section 4.4 of the paper)."""
 
     settings: EdgeSettings
     encoders: Encoders | None

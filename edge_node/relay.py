@@ -27,7 +27,7 @@ __all__ = ["RelayEndpoint"]
 
 _UPSTREAMS = UPSTREAM_HEADER.lower().encode()
 _BUDGET_S = 30.0
-"""For a request whose sender names no budget: an upstream node that hangs is not waited for without end."""
+"""Budget of a request whose sender names none, so that a hanging upstream node is not awaited without end."""
 
 
 class RelayEndpoint:

@@ -1,1 +1,1 @@
-"""What may leave a device, and in which form."""
+"""Encoders: the forms in which images may leave a device, and the features that hide them."""

@@ -40,14 +40,14 @@ def add_conv1(
 ) -> list[EncoderEntry]:
     """Cut the first convolution off these networks of a weights folder, and enter it into its manifest as an encoder.
 
-    The range of the UINT8 form is that of the features of images that the network has not seen: of the training images
-    that were held out or, for an imported network, of half of the labelled ones. Accuracies are those of the test set,
-    or of the other half.
+    The range of the UINT8 form comes from the features of images that the network has not seen: the held-out training
+    images, or half of the labelled images if the network was imported. Accuracies are measured on the test set, or on
+    the other half.
 
     Args:
-        names: of networks that give fine answers.
-        folder: of the weights; each head becomes a file there, the tails stay in the networks' own files.
-        records: folder of the training records, which say what was held out.
+        names: names of networks that give fine answers.
+        folder: weights folder. Each head becomes a file there; the tails stay in the networks' own files.
+        records: folder of the training records, which name the held-out images.
 
     Raises:
         NotFound: a network that the manifest does not have.

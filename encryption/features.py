@@ -37,20 +37,20 @@ _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Features:
-    """What an encoder's head made of some images.
+    """Features of some images, made by an encoder's head.
 
     Raises:
-        ValueError: `values` are no features of this encoder.
+        ValueError: `values` are not features of this encoder.
     """
 
     encoder: EncoderEntry
     values: Array
-    """`[n, channels, h, w]`, as `pack` writes them."""
+    """`[n, channels, h, w]`, packed by `pack`."""
 
     def __post_init__(self) -> None:
         if self.values.dtype not in FORMS or self.values.shape[1:] != self.encoder.feature_shape:
             raise ValueError(
-                f"{self.values.dtype} {list(self.values.shape)} are no features of {self.encoder.name}, "
+                f"{self.values.dtype} {list(self.values.shape)} are not features of {self.encoder.name}, "
                 f"{list(self.encoder.feature_shape)}"
             )
 
@@ -69,20 +69,20 @@ async def features_tensor(features: Features) -> Tensor:
 
 
 async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
-    """True if a request for this encoder's tail, whose shape and type fit, holds what its sender has sent.
+    """Check that a request for this encoder's tail, whose shape and type fit, holds unchanged features of this encoder.
 
     Raises:
-        InvalidInput: it does not say what the features are, or they hold a value that the encoder cannot give.
-        EncoderMismatch: they are of another encoder, version, scale or zero point.
-        MalformedMessage: the values are not those that were sent.
+        InvalidInput: parameters are missing, or the features hold a value that the encoder cannot give.
+        EncoderMismatch: the features are from another encoder, version, scale or zero point.
+        MalformedMessage: the values were changed on the way.
     """
     (tensor,) = request.inputs
     values, said = tensor.data, dict(tensor.parameters)
     expected = facts(encoder)
     if missing := [name for name in (*expected, "sha256") if name not in said]:
         raise InvalidInput(
-            f"the tensor '{FEATURES}' of '{encoder.name}' needs the parameters {', '.join(missing)}: they say which "
-            "encoder made it, and how"
+            f"the tensor '{FEATURES}' of '{encoder.name}' needs the parameters {', '.join(missing)}: they identify the "
+            "encoder and its version"
         )
     for name, value in expected.items():
         if not _same(value, said[name]):
@@ -101,8 +101,8 @@ async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
 
 
 def pack(encoder: EncoderEntry, features: Array, form: FeatureForm) -> Array:
-    """What is sent of features FP32 `[n, channels, h, w]`, the encoder's noise added. An encoder that hides by its few
-    levels sends nothing but these, in any type.
+    """Pack features FP32 `[n, channels, h, w]`, which include the encoder's noise, in the form that is sent. An encoder
+    that hides by its few levels sends only these levels, in any type.
 
     Raises:
         InvalidInput: NaN or infinity among features that are rounded.
@@ -131,7 +131,7 @@ def unpack(encoder: EncoderEntry, values: Array) -> Array:
 
 
 def facts(encoder: EncoderEntry) -> dict[str, str | int | float]:
-    """What travels with features, and what a tail says of itself, by parameter."""
+    """Return the parameters that travel with features, which a tail's metadata has as well."""
     hiding = {} if encoder.hiding is None else {"hiding": encoder.hiding}
     return {
         **hiding,

@@ -23,11 +23,11 @@ class Setting(Frozen):
     """One encoder, trained and measured."""
 
     name: str
-    """Of the configuration."""
+    """Name of the configuration."""
     ssim: float
-    """Of the attack that got most: mean over the attacked images."""
+    """SSIM of the strongest attack: mean over the attacked images."""
     attack: str
-    """Which one that was."""
+    """Name of that attack."""
     fine_accuracy: float
     payload_bytes: float
     """Mean per image as sent, in tasks of 50."""
@@ -38,7 +38,7 @@ class Setting(Frozen):
     noise: float
     adversary_weight: float
     minutes: float
-    """Of training, those of the run that it started from included."""
+    """Minutes of training, including the run that it started from."""
 
 
 class Front(Frozen):
@@ -48,11 +48,11 @@ class Front(Frozen):
     plain_accuracy: float
     """Fine accuracy of the same upper network on pixels."""
     end_ms_per_image: float
-    """What the end tier's own network takes on the same machine, one thread, in tasks of 50."""
+    """Milliseconds per image of the end tier's own network on the same machine, with one thread, in tasks of 50."""
     end_network: str
     attacked_images: int
     effort: str
-    """What the attackers spent."""
+    """Effort of the attackers."""
     hardware: str
     settings: tuple[Setting, ...]
 

@@ -75,12 +75,12 @@ class Encoders:
     ) -> None:
         self._substitute = substitute
         self._heads = tuple(head for head in heads if isinstance(head, HeadModel))
-        """Those that it starts with."""
+        """Heads that it starts with."""
         self._settings = settings
         self._held: dict[EncoderOffer, _Held] = {}
         self._offers = tuple(offer_of(head.encoder) for head in self._heads)
         self._gone: deque[EncoderOffer] = deque(maxlen=_MOST_REMEMBERED)
-        """Those that were held once."""
+        """Encoders that were held once."""
         self._noise_key = secrets.token_bytes(KEY_BYTES)
 
     @property
@@ -121,18 +121,18 @@ class Encoders:
             await self._held.pop(offer).close()
 
     async def encode(self, images: Array, encoding: Encoding, *, budget_s: float | None) -> Encoded:
-        """Features of some images, UINT8 `[n, h, w, 3]` or files `[n]`. Their noise, where the encoder adds some, is
-        keyed as the task says, else with a key that this process has drawn.
+        """Return features of some images, UINT8 `[n, h, w, 3]` or files `[n]`. If the encoder adds noise, its key is
+        the task's, or else one that this process has drawn.
 
         Heads go before all other work of the node's inference thread: they are short, and while one waits for the
         coarse answers of the tasks behind it, the upstream node has nothing to do.
 
         Raises:
-            NotFound: there is no such encoder here.
+            NotFound: the encoder is not here.
             EncoderMismatch: it is here in another version.
             Unavailable: it is not here any more.
             InvalidInput: a file cannot be read.
-            TerraceError: as `ModelRunner.infer`.
+            TerraceError: see `ModelRunner.infer`.
         """
         held = self._find(encoding)
         with held.uses:

@@ -37,7 +37,7 @@ class Hiding(Protocol):
         ...
 
     def restore(self, encoder: EncoderEntry, features: Array) -> Array:
-        """What the tail gets, FP32 of the same shape.
+        """Return the features that the tail gets, FP32 of the same shape.
 
         Args:
             features: FP32 `[n, channels, h, w]`, rounded. Not to be changed.

@@ -1,4 +1,4 @@
-"""Which heads and tails a node has: found, fetched from the scheduler where they are missing, loaded when needed."""
+"""The heads and tails of a node: found, fetched from the scheduler if they are missing, loaded when needed."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def _encoders_in(manifest: Manifest, loaded: Loaded, heads: Sequence[HeadModel])
 
 
 class Loader(Protocol):
-    """What an upstream node has its networks computed by, where that is not its own process."""
+    """Source of an upstream node's networks, if another process than the node computes them."""
 
     async def network(self, entry: ModelEntry) -> Model:
         """A whole network, ready to run."""
         ...
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
-        """Returns a function that loads the tail of an encoder, or None where nothing computes that tail."""
+        """Returns a function that loads the tail of an encoder, or None if nothing computes that tail."""
         ...
 
 
@@ -146,14 +146,15 @@ async def load_served(
     loader: Loader | None = None,
     loaded: Loaded = NOTHING_LOADED,
 ) -> ServedModels:
-    """What an upstream node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
+    """Return the models that an upstream node serves: whole networks, with the tails of their encoders on standby; or
+    only the tails.
 
     Args:
-        loader: of what computes them elsewhere; None: they are computed in this process.
-        loaded: what the node has already, which is left out.
+        loader: loads models that another process computes; None: this process computes them.
+        loaded: models that the node has already, which are left out.
 
     Raises:
-        SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
+        SetupError: see `models.serving.load_models`; or only tails are wanted, and there are none.
     """
     if loader is None:
         manifest = await with_choice(settings, tier, manifest, loaded)

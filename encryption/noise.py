@@ -1,12 +1,12 @@
 """The noise that a device adds to features: for the same image the same each time.
 
-Features are often sent more than once, by retries, hedges and other devices that take a task over. Noise that is drawn
-afresh for each copy goes away when the copies are averaged; this one stays, for all copies are equal. It is a function
-of a secret key, the encoder and the image: SHAKE-128 (FIPS 202) gives the numbers, which no one without the key can
-tell from chance, and the transformation of Box and Muller (1958) makes them Gaussian.
+Features are often sent more than once, by retries, hedges and other devices that take a task over. Noise drawn again
+for each copy could be removed by averaging the copies. This noise is equal in all copies: it is a function of a secret
+key, the encoder and the image. SHAKE-128 (FIPS 202) gives the numbers, which cannot be told from chance without the
+key, and the transformation of Box and Muller (1958) makes them Gaussian.
 
-The key is the job's own. The scheduler makes it from a secret that it keeps and sends it with each task, to those nodes
-alone that get the pixels too; so a device that falls into other hands gives away no noise but that of its own jobs.
+Each job has its own key. The scheduler makes it from a secret that it keeps, and sends it with each task, only to nodes
+that get the pixels too. So a captured device reveals only the noise of jobs that it has worked for.
 """
 
 from __future__ import annotations

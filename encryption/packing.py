@@ -30,12 +30,12 @@ class Quantiser:
 
     @classmethod
     def of(cls, encoder: EncoderEntry) -> Quantiser:
-        """The one that the manifest names for an encoder."""
+        """Return the quantiser that the manifest defines for an encoder."""
         return cls(scale=encoder.scale, zero_point=encoder.zero_point, levels=encoder.levels)
 
     @classmethod
     def for_range(cls, low: float, high: float, *, levels: int = 256) -> Quantiser:
-        """The finest one that covers `low` to `high`; zero is always a level of its own.
+        """Return the finest quantiser that covers `low` to `high`; zero is always exactly one of its levels.
 
         Raises:
             ValueError: the range is empty or not finite.
@@ -61,10 +61,10 @@ class Quantiser:
         return levels.astype(np.uint8)
 
     def unpack(self, packed: Array) -> Array:
-        """What the tail gets: FP32 features of UINT8 ones of any shape.
+        """Return the FP32 features that the tail gets, from UINT8 features of any shape.
 
         Raises:
-            InvalidInput: a value that is no level.
+            InvalidInput: a value that is not a level.
         """
         if self.levels < 256 and packed.size and int(packed.max()) >= self.levels:
             raise InvalidInput(f"a packed feature is {int(packed.max())}; this encoder has {self.levels} levels")
@@ -72,10 +72,10 @@ class Quantiser:
         return np.asarray(table[packed])
 
     def levels_in(self, features: Array) -> Array:
-        """The levels FP32 that features FP16 or FP32 of any shape stand for.
+        """Return the levels, FP32, that features FP16 or FP32 of any shape stand for.
 
         Raises:
-            InvalidInput: a value that is no level, in the precision of its type.
+            InvalidInput: a value that is not a level, in the precision of its type.
         """
         beyond = np.array([-1 - self.zero_point, self.levels - self.zero_point], np.float32) * np.float32(self.scale)
         near = self.unpack(self.pack(np.clip(features.astype(np.float32), *beyond)))
@@ -83,7 +83,7 @@ class Quantiser:
         if not (off <= self.scale / 1000).all():
             wrong = float(features[off > self.scale / 1000][0])
             raise InvalidInput(
-                f"a feature is {wrong:g}, which is no level: this encoder has {self.levels}, (q - {self.zero_point}) * "
-                f"{self.scale:g} for q from 0 to {self.levels - 1}"
+                f"a feature is {wrong:g}, which is not a level: this encoder has {self.levels}, "
+                f"(q - {self.zero_point}) * {self.scale:g} for q from 0 to {self.levels - 1}"
             )
         return near

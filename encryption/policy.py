@@ -19,7 +19,7 @@ class Trust(StrEnum):
 
 
 class Form(StrEnum):
-    """What stands on the wire for an image."""
+    """Form in which an image is sent."""
 
     PIXELS = "pixels"
     CONV1 = EncoderKind.CONV1.value
@@ -42,15 +42,15 @@ def decide_form(
     encodes: bool = False,
     lacking: str = "the upstream node lacks the tail",
 ) -> Form:
-    """The form in which images go to a node of this trust.
+    """Return the form in which images go to a node of this trust.
 
     Args:
         encoders: kinds that the node takes features of, and of which the sender holds the head.
-        encodes: whether the node is one that encodes for others in this job, for which it needs pixels.
-        lacking: who has not got what, where an encoder is missing; for people.
+        encodes: True if the node encodes for others in this job, so that it needs pixels.
+        lacking: reason that an encoder is missing, used in messages.
 
     Raises:
-        Forbidden: only pixels could be sent, and may not; the sentence says what to do.
+        Forbidden: only pixels could be sent, and may not; the message names a way out.
         Conflict: the job asks for an encoder that is missing on one of the two sides.
     """
     trusted = trust is Trust.TRUSTED

@@ -41,8 +41,8 @@ PIXELS = "pixels"
 """`Sent.form` of images that went as they are."""
 
 RELAY_PREFIX = "/v1/relay"
-"""Of the route of a node that encodes for others: `RELAY_PREFIX/MODEL/infer`, as an inference request with the upper
-node in `UPSTREAM_HEADER`."""
+"""Path of the route of a node that encodes for others: `RELAY_PREFIX/MODEL/infer`. It takes an inference request with
+the upstream node in `UPSTREAM_HEADER`."""
 
 _upload_bytes = Counter(
     "terrace_sent_bytes_total", "Bytes of images sent to upstream nodes, by the form that they had.", ["to", "form"]
@@ -72,7 +72,7 @@ class ThroughRelay(Struct, frozen=True, kw_only=True):
 
 
 def destination(upstream: Upstream) -> MaySeePixels | TakesFeatures | ThroughRelay:
-    """What may go to the upstream node of a route, and how."""
+    """Return the form and the way in which images may go to the upstream node of a route."""
     if upstream.encoding is None:
         return MaySeePixels(upstream=upstream)
     if upstream.relay is not None:
@@ -81,12 +81,12 @@ def destination(upstream: Upstream) -> MaySeePixels | TakesFeatures | ThroughRel
 
 
 def kind_of(encoding: Encoding) -> str:
-    """The kind of encoder, for people and metrics."""
+    """Return the kind of an encoder, used in messages and metrics."""
     return encoding.name.rpartition(".")[2]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """What goes with a request besides the images."""
+    """Parts of a request other than the images."""
 
     outputs: tuple[str, ...]
     request_id: str = ""
@@ -108,7 +108,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What an upstream node answered, and in which form the images were sent to it."""
+    """Answer of an upstream node, with the form in which the images were sent to it."""
 
     response: InferResponse
     sent: Sent
@@ -130,8 +130,8 @@ class FeatureClient:
         """Send features and read the answer.
 
         Raises:
-            UpstreamError: the features are of another encoder than the node takes; or as `OipClient.infer`.
-            TerraceError: as `OipClient.infer`.
+            UpstreamError: the features are from another encoder than the node takes; see also `OipClient.infer`.
+            TerraceError: see `OipClient.infer`.
         """
         encoder, wanted = features.encoder, to.encoding
         if (encoder.name, encoder.head.sha256, encoder.tail.sha256) != (wanted.name, wanted.head, wanted.tail):
@@ -160,7 +160,7 @@ class PixelClient:
         self._client = client
 
     async def infer(self, to: MaySeePixels, images: Array, call: Call) -> Reply:
-        """Send images, UINT8 `[n, h, w, 3]`, and read the answer. Raises as `OipClient.infer`."""
+        """Send images, UINT8 `[n, h, w, 3]`, and read the answer. For its errors, see `OipClient.infer`."""
         response = await self._client.infer(
             to.upstream.url,
             to.upstream.model,
@@ -174,8 +174,8 @@ class PixelClient:
         """Send images to the trusted node that encodes them and passes them on, and read the upstream node's answer.
 
         Raises:
-            UpstreamError: the relay does not say that it sent what it was to; or as `OipClient.infer`.
-            TerraceError: as `OipClient.infer`.
+            UpstreamError: the relay does not report that it sent the requested form; see also `OipClient.infer`.
+            TerraceError: see `OipClient.infer`.
         """
         passed_on = to.upstream.model_copy(update={"relay": None})
         response = await self._client.infer(
@@ -193,11 +193,11 @@ class PixelClient:
         try:
             sent = read_sent(response.headers.get(ENCODED_HEADER, ""))
         except ValueError as exc:
-            raise UpstreamError(f"{to.relay.node_id} does not say what it sent on") from exc
+            raise UpstreamError(f"{to.relay.node_id} does not report the form that it sent on") from exc
         if (sent.form, sent.encoded_by) != (to.kind, to.relay.node_id):
             raise UpstreamError(
                 f"{to.relay.node_id} was to encode {to.kind!r}, and sent on {sent.form!r}, encoded by "
-                f"{sent.encoded_by or 'nobody'}"
+                f"{sent.encoded_by or 'no node'}"
             )
         return Reply(response=response, sent=replace(sent, relay_bytes=response.request_bytes))
 

@@ -28,7 +28,7 @@ _WIRE_TYPES = {FeatureForm.UINT8: "UINT8", FeatureForm.FLOAT16: "FP16", FeatureF
 
 
 class NetworkPart(Protocol):
-    """What runs one part of a network."""
+    """Runs one part of a network."""
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """See `tierkit.inference.model.Model.run`."""
@@ -41,10 +41,8 @@ def offer_of(encoder: EncoderEntry) -> EncoderOffer:
 
 
 class _Part:
-    """Args:
-    encoder: what the manifest says of it.
-    network: the manifest's entry for its network.
-    load: loads the network's part.
+    """Args: encoder: the encoder's entry in the manifest. network: the manifest's entry for its network. load: loads
+    the network's part.
 
     Raises:
         InvalidInput, BrokenExtension: see `encryption.hiding.hiding_of`.

@@ -1,4 +1,4 @@
-"""From class probabilities to answers: labels, confidences, superclasses. Pure, arrays in, events out."""
+"""Answers from class probabilities: labels, confidences, superclasses. Pure: arrays in, events out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def coarse_event(
     """
     labels, confidences = _best(probabilities)
     if not 0 <= sum(confidences) < math.inf:
-        raise NoNumbers(f"the model '{model.name}' gave probabilities that are no numbers")
+        raise NoNumbers(f"the model '{model.name}' gave probabilities that are not finite numbers")
     return CoarseEvent(
         task_id=task_id,
         node_id=node_id,
@@ -150,28 +150,28 @@ class NoNumbers(RuntimeError):
 
 
 class UpperAnswer(Struct, frozen=True, kw_only=True):
-    """What an upstream node answered."""
+    """Answer of one upstream node."""
 
     upstream: Upstream
     probabilities: Array
-    """Of the classes, `[n, F]`."""
+    """Probabilities of the classes, `[n, F]`."""
     round_trip_s: float
     sha256: str = ""
     """Version of the network, as the upstream node names it."""
     timing: Timing | None = None
     sent: Sent | None = None
     wrong: tuple[WrongAnswer, ...] = ()
-    """Of nodes that were asked before it."""
+    """Wrong answers of the nodes that were asked before it."""
 
 
 def fine_event(task_id: str, answer: UpperAnswer, hierarchy: Hierarchy) -> FineEvent:
-    """The finer answer of a whole task. The superclass is the one whose classes' probabilities add up to the most,
-    which need not be that of the best class."""
+    """Return the finer answer of a whole task. Its superclass is the one with the largest sum of its classes'
+    probabilities, which need not be the superclass of the best class."""
     return FineEvent(task_id=task_id, **_finer(answer, hierarchy))
 
 
 def stage_answer(indices: Array, answer: UpperAnswer, hierarchy: Hierarchy) -> StageAnswer:
-    """The finer answer as one stage of several, for the images at `indices`, int64 `[n]`, of a task."""
+    """Return the finer answer of one stage out of several, about the images of a task at `indices`, int64 `[n]`."""
     return StageAnswer(indices=tuple(indices.tolist()), **_finer(answer, hierarchy))
 
 
@@ -199,12 +199,12 @@ def _finer(answer: UpperAnswer, hierarchy: Hierarchy) -> dict[str, Any]:
 
 
 def check_probabilities(response: InferResponse, *, images: int, classes: int) -> Array:
-    """The output `probabilities` of an upstream node's answer, float32 `[images, classes]`.
+    """Return the output `probabilities` of an upstream node's answer, float32 `[images, classes]`.
 
     An answer of another model, of another batch or of a broken network must not pass for a result.
 
     Raises:
-        UpstreamError: it is missing, or is no list of probability distributions of this shape.
+        UpstreamError: it is missing, or is not a list of probability distributions of this shape.
     """
     probabilities = response.output("probabilities")
     if probabilities is None:
@@ -218,7 +218,7 @@ def check_probabilities(response: InferResponse, *, images: int, classes: int) -
         sums = probabilities.sum(axis=1)
     # NaN fails each comparison, so it is refused as well.
     if not (probabilities.min() >= 0 and sums.min() >= 1 - _SUM_TOLERANCE and sums.max() <= 1 + _SUM_TOLERANCE):
-        raise UpstreamError("the answer's 'probabilities' are no probabilities: they must be positive and add up to 1")
+        raise UpstreamError("the answer's 'probabilities' are invalid: they must be positive and add up to 1")
     return np.asarray(probabilities, dtype=np.float32)
 
 

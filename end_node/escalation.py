@@ -1,4 +1,4 @@
-"""Which images of a task go up which tiers after its coarse answer. Pure: `node` asks, this decides."""
+"""Choice of the images of a task that go up after its coarse answer, tier by tier. Pure: `node` asks, this decides."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["Below", "going_up", "read_stages"]
 
 
 def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_known: bool) -> tuple[Stage, ...]:
-    """The tiers to which the unsure images of a task go, one after the other; none where all go up together.
+    """Return the tiers to which the unsure images of a task go, one after the other; none if all images go up together.
 
     Args:
         header: value of `ESCALATION_HEADER`.
-        upstreams: of the same request.
-        coarse_known: whether the coarse answer is not to be computed.
+        upstreams: upstream nodes in the same request.
+        coarse_known: True if the sender knows the coarse answer, so that it is not computed.
 
     Raises:
-        InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upstream node, or one of
-            another tier; or it is not the first threshold that is about a coarse answer to be computed, and the first
-            list of images that is about one that is known.
+        InvalidInput: the header cannot be read; the tiers do not rise from the edge on; or there is no upstream node,
+            or one of another tier. Also if a list of images is anywhere but in the first stage with a known coarse
+            answer, or if the first stage has a threshold although the coarse answer is known.
     """
     if header is None:
         return ()
@@ -58,12 +58,12 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Below:
-    """What the tier below a stage has to tell."""
+    """Answers of the tier below a stage."""
 
     answered: Array
     """Positions in the task, int64 `[a]`, of the images that it answered."""
     probabilities: Array | None
-    """`[a, classes]`, of these answers; None where they are not at hand, and so no threshold can be kept to."""
+    """`[a, classes]`, of these answers; None if they are not at hand, and so no threshold can be kept to."""
     lost: Array
     """Positions, int64 `[l]`, of those that it should have answered and did not."""
 
@@ -74,7 +74,7 @@ class Below:
 
 
 def going_up(stage: Stage, below: Below) -> Array:
-    """Positions of the images that the stage is asked about, int64 `[m]`, rising; no image stands in it twice."""
+    """Return the positions of the images that go up to the stage, int64 `[m]`, rising and without repetition."""
     if stage.only is not None:
         return np.array(stage.only, np.int64)
     going = below.answered

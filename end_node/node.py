@@ -76,7 +76,7 @@ _DIGEST = 64
 """Characters of a sha256."""
 
 _CLASS_BYTES = 8
-"""Of a probability, at most."""
+"""Most bytes of a probability."""
 
 _MAX_REMEMBERED = 256
 """Upstream nodes whose failure is remembered: their names come from outside."""
@@ -97,33 +97,34 @@ class Task(Struct, frozen=True, kw_only=True):
     version: Version
     """Version of the node's network that gives the coarse answer."""
     images: Array
-    """As they go up: UINT8 `[n, h, w, 3]`, or files `[n]`."""
+    """The images in the form that goes up: UINT8 `[n, h, w, 3]`, or files `[n]`."""
     read: Decoded
-    """As the node's own model takes them: UINT8 `[n, h, w, 3]`; and what is wrong with those that cannot be read."""
+    """The images in the form that the node's own model takes, UINT8 `[n, h, w, 3]`, and the faults of unreadable
+    images."""
     positions: Sequence[int]
-    """Of the images in the task as it came, rising; those that cannot be read are left out."""
+    """Positions of the images in the task as it came, rising; unreadable images are left out."""
     upstreams: tuple[Upstream, ...]
-    """Upstream nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
+    """Upstream nodes to ask for the fine answer, in this order; none if the coarse answer is all that is wanted."""
     stages: tuple[Stage, ...] = ()
-    """Tiers to which the unsure images go, one after the other; none where all images go to one node together."""
+    """Tiers to which the unsure images go, one after the other; none if all images go to one node together."""
     deadline: float
-    """On the node's clock (`time.monotonic`), after which no answer is of use."""
+    """Time on the node's clock (`time.monotonic`) after which no answer is useful."""
     request_id: str
     span: Span
-    """Of the node's work on it."""
+    """Span of the node's work on the task."""
     urgent: bool = False
     """True if it overtakes the tasks that wait, here and above."""
 
 
 class EndNode(InferenceNode):
-    """Answers tasks, besides what every node does. Keeps no state between them: a task that comes twice is simply
+    """Answers tasks, in addition to the work of every node. Keeps no state between tasks: a task that comes twice is
     computed twice.
 
     Args:
         models: the first one gives the coarse answers.
-        hierarchy: of the labels.
-        encoders: that it holds, for upstream nodes that must not see pixels.
-        clock: monotonic time in seconds.
+        hierarchy: hierarchy of the labels.
+        encoders: encoders that it holds. They are used for upstream nodes that must not see pixels.
+        clock: Returns monotonic seconds.
 
     Raises:
         SetupError: the first model gives neither superclass nor class probabilities.
@@ -192,11 +193,11 @@ class EndNode(InferenceNode):
             yield
 
     async def read(self, images: Array, version: Version) -> Decoded:
-        """The pixels of a task's images as a version of the node's own model takes them, but for images that cannot be
-        read.
+        """Return the pixels of a task's readable images, in the form that a version of the node's own model takes.
 
         Raises:
-            InvalidInput: it is no tensor of pixels that the model takes, nor of files where it takes these.
+            InvalidInput: it is neither a tensor of pixels that the model takes, nor a tensor of files for a model that
+                takes files.
         """
         (spec,) = version.runner.model.inputs
         if are_files(spec, images):
@@ -205,14 +206,14 @@ class EndNode(InferenceNode):
         return Decoded(images, {})
 
     async def coarse(self, task: Task, *, alone: bool = False) -> tuple[CoarseEvent, Array]:
-        """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.
+        """Return the coarse answer of the node's own model, and its probabilities, `[n, superclasses]`.
 
         Args:
-            alone: as for `ModelRunner.infer`.
+            alone: see `ModelRunner.infer`.
 
         Raises:
             NoNumbers: the network gave NaN. Its release is not served any more, if there is another one.
-            TerraceError: as `ModelRunner.infer`.
+            TerraceError: see `ModelRunner.infer`.
         """
         runner = task.version.runner
         model = runner.model
@@ -242,10 +243,10 @@ class EndNode(InferenceNode):
         return in_place(event, task.positions, task.read.damaged) if task.read.damaged else event, probabilities
 
     async def finer(self, task: Task, coarse: Array | None) -> FineEvent | FallbackEvent | RoutedEvent:
-        """What upstream nodes answer, for the images at their positions in the task as it came.
+        """Return the upstream nodes' answers about the images, with their positions in the task as it came.
 
         Args:
-            coarse: as for `escalated`.
+            coarse: see `escalated`.
         """
         if not task.positions:
             if task.stages:
@@ -256,19 +257,20 @@ class EndNode(InferenceNode):
         return finer_in_place(event, task.positions, images) if task.read.damaged else event
 
     async def fine(self, task: Task) -> FineEvent | FallbackEvent:
-        """The fine answer of the first upstream node that gives one, or why the coarse one has to stand.
+        """Return the fine answer of the first upstream node that gives one, or the reason for keeping the coarse
+        answer.
 
-        Each attempt may take an equal share of what is left for it and those after it, so that one node that hangs
-        does not use up the time of the others; the last one has all that is left.
+        Each attempt may take an equal share of the time that is left for it and the later ones, so that a hanging node
+        does not use up the time of the others. The last one has all the remaining time.
         """
         got = await self._ask_in_turn(task, task.images, task.upstreams, later=0)
         return got if isinstance(got, FallbackEvent) else fine_event(task.task_id, got, self._hierarchy)
 
     async def escalated(self, task: Task, coarse: Array | None) -> RoutedEvent:
-        """The finer answers of the images that are unsure, tier after tier as the task's stages say.
+        """Return the finer answers of the unsure images, tier after tier in the order of the task's stages.
 
         Args:
-            coarse: probabilities of the coarse answer, `[n, superclasses]`; None where it is known to the sender alone.
+            coarse: probabilities of the coarse answer, `[n, superclasses]`; None if only the sender knows it.
         """
         answers: list[StageAnswer] = []
         losses: list[StageLoss] = []

@@ -21,7 +21,7 @@ __all__ = ["PersonalHead"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks at the folder. A look costs two calls of `stat`."""
+"""Seconds between two looks at the folder. A look costs two calls of `stat`."""
 _MOST_SAID = 500
 
 
@@ -45,7 +45,7 @@ class PersonalHead:
         """Heads that are not used any more, to be unloaded."""
         self._seen: tuple[str, HeadMark | None] | None = None
         self.reason = ""
-        """Why the newest head is not used."""
+        """Reason why the newest head is not used."""
 
     @property
     def in_use(self) -> bool:

@@ -1,4 +1,4 @@
-"""Events by key, for those that wait until something changes, such as readers of a job's events."""
+"""Events by key. Waiters for a change use them, such as readers of a job's events."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ STORED_OBSERVATIONS = Gauge(
 
 
 def set_standby() -> None:
-    """What a scheduler shows that has no jobs and no nodes, since another one leads."""
+    """Set the metrics of a standby scheduler, which has no jobs and no nodes."""
     LEADS.set(0)
     for gauge in (UNFINISHED, WAITING):
         gauge.set(0)
@@ -303,7 +303,7 @@ class KnownSources(Protocol):
 
     @property
     def entries(self) -> Mapping[tuple[str, str], _Heard]:
-        """By node id and name."""
+        """Entries by node id and name."""
 
     @property
     def devices(self) -> Mapping[str, DeviceStatus]:
@@ -391,7 +391,7 @@ class KnownSites(Protocol):
 
     @property
     def sites(self) -> Sequence[str]:
-        """In order; "" stands for no site."""
+        """Sites in order; "" stands for no site."""
 
     def members(self, site: str) -> Iterable[Device]:
         """The nodes of a site."""
@@ -478,7 +478,8 @@ SITES = SiteCollector()
 REGISTRY.register(SITES)
 
 _MOST_CLASSES = 1000
-"""Above this many classes only superclasses are counted, and above this many of those nothing: each is a series."""
+"""With more classes than this, only superclasses are counted, and with more superclasses than this, nothing: each is a
+series."""
 
 
 class ClassCounts:

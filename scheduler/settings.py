@@ -60,7 +60,7 @@ class SchedulerSettings(ServiceSettings):
     stand by. Default: an SQLite file in the state folder."""
 
     leader_lease_s: PositiveFloat = 5.0
-    """Seconds after which another scheduler of the same database leads, when the one that led is not heard of there."""
+    """Seconds after the last renewal of the lease at which another scheduler of the same database takes over."""
 
     models: UserPath | None = None
     """Model set, whose networks nodes may fetch: a folder with manifest, networks and thresholds. Default: Terrace's
@@ -73,14 +73,16 @@ class SchedulerSettings(ServiceSettings):
     """End devices per edge node in the scheme `mapping`. Default: the paper's Eq. 4 over the nodes' measured speeds."""
 
     end_link_s: NonNegativeFloat | None = None
-    """Seconds to bring a task to an end device and its answer back (t^c_end), for Eq. 1 to 6. Default: as measured."""
+    """Seconds to bring a task to an end device and its answer back (t^c_end), used in Eq. 1 to 6. Default: as
+    measured."""
 
     edge_link_s: NonNegativeFloat | None = None
-    """Seconds between an end device and an edge node, there and back (t^c_edge), for Eq. 3 to 6. Default: as
+    """Seconds between an end device and an edge node, there and back (t^c_edge), used in Eq. 3 to 6. Default: as
     measured."""
 
     cloud_link_s: NonNegativeFloat | None = None
-    """Seconds between an end device and the cloud, there and back (t^c_cloud), for Eq. 2 to 6. Default: as measured."""
+    """Seconds between an end device and the cloud, there and back (t^c_cloud), used in Eq. 2 to 6. Default: as
+    measured."""
 
     window: Annotated[int, Field(ge=1, le=64)] = 3
     """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme `adaptive`
@@ -116,7 +118,7 @@ class SchedulerSettings(ServiceSettings):
 
     set_aside_s: PositiveFloat = 1.0
     """Seconds for which an end device gets nothing after a wrong answer; twice as long after each further one in a row,
-    30 at most."""
+    at most 30."""
 
     deadline_s: PositiveFloat = 24 * 3600.0
     """Seconds from the submission of a job to its end at the latest, where the job names no deadline."""
@@ -186,7 +188,7 @@ class SchedulerSettings(ServiceSettings):
     def _tiers_and_node_ids(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not re.fullmatch(NODE_ID_PATTERN, name):
-                raise ValueError(f"{name!r} is no tier (end, edge, cloud), and no node id")
+                raise ValueError(f"{name!r} is neither a tier (end, edge, cloud) nor a node id")
         return value
 
     @field_validator("share")

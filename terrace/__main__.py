@@ -6,7 +6,8 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the console script. Ctrl-C is no error while the command line is still being imported either."""
+    """Entry point of the console script. Ctrl-C ends it without a traceback, even while the command line is being
+    imported."""
     try:
         from terrace.cli import main as command_line
 

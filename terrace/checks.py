@@ -166,7 +166,7 @@ def check_data(root: Path | None) -> Iterator[Check]:
 
 
 def listens_here(url: str, port: int) -> bool:
-    """Whether a service at this URL is one on that port of this machine."""
+    """Return True if a service at this URL uses that port of this machine."""
     parts = urlsplit(url)
     if (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) != port:
         return False
@@ -181,10 +181,10 @@ def listens_here(url: str, port: int) -> bool:
 
 
 def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
-    """Whether `terrace up` could listen on this machine.
+    """Check that `terrace up` could listen on this machine.
 
     Args:
-        expect_scheduler: a scheduler answers there, so a port in use is what it should be.
+        expect_scheduler: a scheduler answers there, so a port in use is correct.
     """
     with socket.socket() as probe:
         # As the services do: connections of an earlier service that still linger do not count.
@@ -204,11 +204,11 @@ def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
 def check_fleet(
     client: Client, *, asked_for: bool, models: Path | None = None, tls_ca: Path | None = None
 ) -> Iterator[Check]:
-    """The scheduler, those that stand by to take its place, and each node that it lists: reachable, ready, leased, of
-    this version.
+    """Check the scheduler, its standbys, and each node that it lists: reachable, ready, leased, of this version.
 
     Args:
-        asked_for: the user has named this scheduler; without that, none at the default address is no fault.
+        asked_for: the user has named this scheduler. Otherwise it is not a fault if no scheduler is at the default
+            address.
         models: the model set that should answer; None if the user has not named one.
         tls_ca: file with the certificates to trust; None for the public authorities.
     """
@@ -258,7 +258,7 @@ def check_fleet(
 
 
 def _check_lists(devices: Sequence[Device]) -> Iterator[Check]:
-    """Which upstream nodes end devices may ask that have a list of their own."""
+    """Show the upstream nodes that end devices with their own list may ask."""
     uppers = [device for device in devices if device.tier is not Tier.END and device.health is Health.ALIVE]
     for end in devices:
         if end.tier is not Tier.END or end.health is not Health.ALIVE or not end.allowed_upstreams or not uppers:
@@ -401,7 +401,7 @@ def _check_node(device: Device, networks: FleetNetworks, tls_ca: Path | None) ->
 
 
 def _check_standby(url: str, tls_ca: Path | None) -> Check:
-    """A scheduler that the client knows besides the one that leads."""
+    """Check a scheduler that the client knows in addition to the leader."""
     try:
         answer = _health(url, tls_ca)
         if answer.is_success:
@@ -424,7 +424,7 @@ def _health(url: str, tls_ca: Path | None) -> httpx.Response:
 
 
 def _check_token(client: Client) -> Iterator[Check]:
-    """Whose token this is, and how long it is valid; nothing where the scheduler asks for none."""
+    """Show the name, the role and the validity of the token; nothing if the scheduler asks for none."""
     who = client.whoami()
     if who.get("name") is None:
         return
@@ -437,7 +437,7 @@ def _check_token(client: Client) -> Iterator[Check]:
 
 
 def _check_certificate(name: str, url: str, tls_ca: Path | None) -> Iterator[Check]:
-    """How long the certificate of a service is valid; nothing where it has none, or cannot be reached."""
+    """Show how long the certificate of a service is valid; nothing if it has none, or cannot be reached."""
     parts = urlsplit(url)
     if parts.scheme != "https" or parts.hostname is None:
         return

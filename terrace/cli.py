@@ -175,7 +175,7 @@ def _drop_output() -> None:
 
 
 def _foreign_package() -> str:
-    """Why Terrace cannot run from the current folder, in a sentence; "" if it can.
+    """Return why Terrace cannot run from the current folder, in a sentence; "" if it can.
 
     `python -m` looks for packages in the current folder first, and several of ours have names that others use, too.
     """

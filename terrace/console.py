@@ -108,8 +108,8 @@ class Column:
     max_width: int | None = None
     """Longer texts end in an ellipsis, unless the width is unbounded."""
     least: int | None = None
-    """Longer texts go on in the next line, in a column of at least this width. Without it they are never wrapped, so
-    that ids can be copied."""
+    """Least width of the column if longer texts are wrapped in it. None: they are never wrapped, so that ids can be
+    copied."""
 
 
 class Listing:
@@ -195,10 +195,10 @@ def _total(widths: Mapping[int, int]) -> int:
 
 
 def results_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()) -> Listing:
-    """Figures under headings that go on in the next line; no word is ever broken.
+    """Return a table of figures, whose headings may wrap; words are never broken.
 
     Args:
-        spare: headings of the columns to leave out first; after them go the last ones. The first column stays.
+        spare: headings of the columns to leave out first; then the last columns are left out. The first column stays.
     """
     staying = [*(heading for heading in headings if heading not in spare), *reversed(spare)]
     columns = []

@@ -31,7 +31,7 @@ class DemoScreen:
     Args:
         sample: the images of the job, with their true classes.
         hierarchy: of the sample.
-        known: whether the networks answer the classes of the sample, so that answers can be right or wrong.
+        known: True if the networks answer the classes of the sample, so that answers can be right or wrong.
         names: of the first and the later answers.
         ready_s: seconds that the fleet took to come up.
     """

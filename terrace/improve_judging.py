@@ -38,7 +38,7 @@ class ComparedPictures:
     """The pictures on which two networks are compared."""
 
     newest: Answered
-    """With labels of people or answers from above."""
+    """Newest pictures with labels of people or answers from above."""
     labelled: Answered | None
     """Pictures that an operator gives; None without them."""
 

@@ -13,10 +13,10 @@ _AT_MOST_EVERY_S = 10.0
 
 
 def progress_line(run: Run, rounds: int) -> str:
-    """How far a run is, in rounds, and how many devices take part.
+    """Return a line with the progress of a run, in rounds, and the number of its devices.
 
     Args:
-        rounds: of the whole run.
+        rounds: rounds of the whole run.
     """
     here = sum(not each.left for each in run.workers)
     if not run.workers:

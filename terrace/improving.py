@@ -1,4 +1,4 @@
-"""From a release to a better one, step by step: each step is done once, and its result is in a folder.
+"""The way from a release to a better one, in steps: each step is done once, and its result is in a folder.
 
 The folder holds `improve.json` (options and state), `base/` (model set of the release), `plan/`
 (what workers train), `run/` (the host's run), `network.onnx` (the chosen network) and `set/` (the improved model set).
@@ -67,7 +67,7 @@ STATE = "improve.json"
 _BASE, _PLAN, _RUN, _SET = "base", "plan", "run", "set"
 _HOST = (sys.executable, "-P", "-m", "terrace", "train", "host")
 _LOOK_S = 5.0
-"""Between two looks at the run."""
+"""Seconds between two looks at the run."""
 _CONTINUES = "the same command continues"
 _NEWEST = " on the newest answers from above"
 _TARGET = TuningTarget(accuracy=0.99)
@@ -416,7 +416,7 @@ def _brought(run: Run) -> int:
 
 
 _MADE = ".made"
-"""In the folder of the improved set, once it is whole."""
+"""Name of a mark in the folder of the improved set, once the set is complete."""
 
 
 def _files(manifest: Manifest) -> list[tuple[str, str, str]]:

@@ -57,7 +57,7 @@ TokenFile = Annotated[
         "--token-file",
         envvar="TERRACE_TOKEN_FILE",
         metavar="FILE",
-        help="File with your token, yours alone; or put the token itself into TERRACE_TOKEN.",
+        help="File with your token, which only you may read; or put the token itself into TERRACE_TOKEN.",
     ),
 ]
 
@@ -79,7 +79,7 @@ class Credentials:
     def connect(self, url: str) -> Client:
         """Return a client for one command, which gives up early because a person waits.
 
-        Uploads, and following a job, have bounds of their own.
+        Uploads have other bounds, and so has following a job.
         """
         # /v1: as the routes in the documentation begin.
         urls = (each.strip().rstrip("/").removesuffix("/v1") for each in url.split(","))
@@ -98,7 +98,7 @@ ModelSet = Annotated[
     typer.Option(
         envvar="TERRACE_MODELS",
         metavar="SET",
-        help="Model set (folder of networks and manifest); Terrace's own unless given.",
+        help="Model set (folder of networks and manifest). Default: Terrace's own.",
     ),
 ]
 Data = Annotated[
@@ -127,7 +127,7 @@ def _upper_tiers(values: list[str] | None) -> list[str]:
     names = [name.strip() for value in values or () for name in value.split(",")]
     for name in names:
         if name not in _HELD_BACK:
-            raise typer.BadParameter(f"{name!r} is no tier that may be kept from pixels: {', '.join(_HELD_BACK)}")
+            raise typer.BadParameter(f"{name!r} is not a tier that may be kept from pixels: {', '.join(_HELD_BACK)}")
     return list(dict.fromkeys(names))
 
 
@@ -147,7 +147,7 @@ Scheduler = Annotated[
     typer.Option(
         envvar="TERRACE_SCHEDULER",
         metavar="URL",
-        help="Where the scheduler listens; of several, all URLs, comma-separated.",
+        help="URL of the scheduler; of several, all URLs, comma-separated.",
     ),
 ]
 
@@ -213,7 +213,7 @@ def plain_name(name: str) -> str:
         return TypeAdapter(PlainName).validate_python(name)
     except ValidationError as error:
         raise typer.BadParameter(
-            f"{name!r} is no name of a network: letters, digits, dots, dashes and underscores, "
+            f"{name!r} is not a name of a network: letters, digits, dots, dashes and underscores, "
             "beginning with a letter or a digit"
         ) from error
 

@@ -154,7 +154,7 @@ class PartsFolder:
         partial.replace(path)
 
     def key(self, part: SourcePart) -> str:
-        """For the submission of a part: the same after a cut."""
+        """Return the idempotency key for the submission of a part: the same after a cut."""
         content = json.dumps([self._run, self._options, part.number, part.tries, part.facts])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -201,7 +201,7 @@ class _SetInProgress:
 
 
 def _begin(run: Path, dataset: Dataset, out: Path, base: Base, say: Say) -> _SetInProgress:
-    """Go on with the folder of an earlier call where run and base are the same; otherwise begin a new set."""
+    """Continue with the folder of an earlier call if run and base are the same; otherwise begin a new set."""
     fits = base.manifest.hierarchy == dataset.hierarchy
     if not fits:
         say(f"the set begins empty, because {base.manifest.hierarchy.name!r} has other classes")

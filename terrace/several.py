@@ -40,7 +40,7 @@ class Answered:
     """Skipped images that cannot be read."""
     completed: bool = True
     jobs: list[Job] = field(default_factory=list)
-    """Jobs of this command, without those of an earlier, interrupted one."""
+    """Jobs of this command, without jobs of an earlier, interrupted one."""
 
 
 def bounds_of(limits: Mapping[str, Any]) -> Bounds:
@@ -160,7 +160,7 @@ class Parts:
         return answered
 
     def _job_of(self, part: SourcePart, kept: PartsFolder) -> Job | None:
-        """The job of a part that was submitted before a cut; None where it is to be submitted."""
+        """The job of a part that was submitted before a cut; None if it is to be submitted."""
         if part.job is None:
             return None
         try:

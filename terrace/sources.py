@@ -1,4 +1,4 @@
-"""What `terrace classify` can be pointed at: paths, the bundled sample, CIFAR-100, and where the true labels are."""
+"""Sources of `terrace classify`: paths, the bundled sample, CIFAR-100; and the sources of their true labels."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None
     if not named:
         return _files(sources, labels)
     if len(sources) > 1:
-        raise InvalidInput(f"{named[0]} is a job of its own: classify it alone")
+        raise InvalidInput(f"{named[0]} needs a separate job: classify it without other sources")
     if labels:
         raise InvalidInput(f"{named[0]} has labels already: leave out --labels")
     if Path(named[0]).exists():

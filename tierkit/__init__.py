@@ -1,4 +1,4 @@
-"""What every Terrace service is made of: errors, wire format, service runtime, client, fleet launcher.
+"""Common parts of Terrace's services: errors, wire format, service runtime, client, fleet launcher.
 
-Knows nothing of networks, tiers' behaviour or scheduling; those packages stand above this one and import it.
+Knows nothing about networks, tiers' behaviour or scheduling; the packages for these are above this one and import it.
 """

@@ -57,10 +57,11 @@ def private_folder(folder: Path, *, of: str) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, *, otherwise: str | None = None) -> Iterator[None]:
-    """A folder, made where it is missing, for one process at a time; the lock goes with the process, however it ends.
+    """Lock a folder for one process at a time, and make it if it is missing. The lock ends with the process, however
+    that ends.
 
     Args:
-        otherwise: what to say where another process has it; None waits for that one.
+        otherwise: error message if another process has it; None waits for that process.
 
     Raises:
         SetupError: another process has it, or it cannot be made or locked.

@@ -1,4 +1,4 @@
-"""What the command lines of Terrace and its experiments have in common."""
+"""Common parts of the command lines of Terrace and its experiments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly", "sho
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Why a file cannot be written that otherwise could be."""
+"""Error codes of a write that fails for lack of room or by a fault of the disk."""
 
 # Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
 UsageError: Any = typer.BadParameter.__base__
@@ -29,7 +29,7 @@ _type_shown = TyperOption.display_type_rich
 
 
 def _type_of_values(option: TyperOption, ctx: Any) -> str | None:
-    """Typer's help pages show `<bool>` beside flags, as if they took a value."""
+    """Hide the type of flags: Typer's help pages show `<bool>` at flags, as if they took a value."""
     return None if option.is_flag else _type_shown(option, ctx)
 
 

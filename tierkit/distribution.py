@@ -1,4 +1,4 @@
-"""What is installed: the name of the distribution, its version, and the command that adds an extra to it."""
+"""The installed distribution: its name, its version, and the command that adds an extra to it."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class Strict(Frozen):
 
 
 def read_json(path: Path, kind: type[M], *, what: str, error: type[SetupError]) -> M:
-    """The content of a JSON file as `kind`.
+    """Return the content of a JSON file, read into `kind`.
 
     Args:
-        what: how messages call the file, such as "manifest".
+        what: name of the file in messages, such as "manifest".
 
     Raises:
-        error: it cannot be read, is no JSON, or does not fit.
+        error: the file cannot be read, is not JSON, or does not fit.
     """
     try:
         return kind.model_validate_json(path.read_bytes())
@@ -53,10 +53,11 @@ def read_json(path: Path, kind: type[M], *, what: str, error: type[SetupError]) 
 
 
 def read_document(path: Path, kind: type[M], *, what: str, content: bytes | None = None) -> M:
-    """The content of a TOML file as `kind`; arguments as for `read_toml`.
+    """Return the content of a TOML file, read into `kind`. For the other arguments, see `read_toml`.
 
     Raises:
-        SetupError: it cannot be read, is no TOML, or does not fit; an unknown name brings the closest known one.
+        SetupError: the file cannot be read, is not TOML, or does not fit. For an unknown name, the message gives the
+            closest known one.
     """
     tables = read_toml(path, what=what, content=content)
     try:
@@ -66,14 +67,14 @@ def read_document(path: Path, kind: type[M], *, what: str, content: bytes | None
 
 
 def read_toml(path: Path, *, what: str, content: bytes | None = None) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Args:
-        what: how messages call the file, such as "links file".
-        content: of the file, where it has been read already.
+        what: name of the file in messages, such as "links file".
+        content: content of the file, if it has been read already.
 
     Raises:
-        SetupError: it cannot be read, or is no TOML.
+        SetupError: the file cannot be read, or is not TOML.
     """
     try:
         # An editor may have put a byte order mark before the text.
@@ -81,7 +82,7 @@ def read_toml(path: Path, *, what: str, content: bytes | None = None) -> dict[st
     except OSError as exc:
         raise SetupError(f"cannot read the {what} {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
-        raise SetupError(f"the {what} {path} is no text in UTF-8") from exc
+        raise SetupError(f"the {what} {path} is not text in UTF-8") from exc
     except RecursionError as exc:
         raise SetupError(f"the {what} {path} is not valid TOML: its lists are too deep") from exc
     except ValueError as exc:  # also for numbers of thousands of digits

@@ -15,7 +15,7 @@
     │   ├── Overloaded          a bounded queue is full
     │   ├── LimitReached        the token's own limit of requests, uploads or jobs: wait
     │   ├── Draining            the service is shutting down
-    │   ├── Standby             this scheduler does not lead: ask the one that does
+    │   ├── Standby             this scheduler does not lead: ask the leader
     │   ├── UpstreamUnavailable another node refused or broke the connection
     │   ├── NoNodeAvailable     the device list has no node for this work
     │   ├── ConnectionEnded     the connection to a receiver of events ended: it is opened again
@@ -195,7 +195,7 @@ class UpstreamTimeout(DeadlineExceeded):
 
 
 class UpstreamError(TerraceError):
-    """Another node answered with an error, or with something that is no answer."""
+    """Another node answered with an error, or with an invalid answer."""
 
     def __init__(self, message: str, *, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -223,7 +223,7 @@ class CertificateError(UpstreamError):
 
 
 class SetupError(TerraceError):
-    """This installation cannot work as asked; the message says what a person can do."""
+    """This installation cannot work as asked; the message names what a person can do."""
 
 
 class MissingExtra(SetupError):
@@ -243,7 +243,7 @@ class ProviderUnavailable(SetupError):
 
 
 class WeightsError(SetupError):
-    """A weights file is missing, damaged, or not the one that the manifest names."""
+    """A weights file is missing, damaged, or does not match the manifest."""
 
 
 class WeightsMissing(WeightsError):
@@ -268,7 +268,7 @@ class DataError(SetupError):
 
 
 class AddressUnavailable(SetupError):
-    """The address to listen on is none of this machine's now, or its name is unknown: a later start may work."""
+    """This machine does not have the address to listen on, or its name is unknown: a later start may work."""
 
 
 class PortInUse(AddressUnavailable):

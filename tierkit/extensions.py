@@ -88,7 +88,7 @@ class Extension(NamedTuple):
     distribution: str
     version: str
     fault: str = ""
-    """Why it cannot be used; empty if no reason is known."""
+    """Reason why it cannot be used; empty if no reason is known."""
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def _scan() -> Iterator[Extension]:
 
 
 def _refusal(extension: Extension, adding: Counter[tuple[str, str]]) -> str:
-    """Why an extension cannot be used, as far as its metadata shows; empty if it can."""
+    """Return why an extension cannot be used, as far as its metadata shows; empty if it can."""
     if extension.group not in BUILT_IN:
         return f"Terrace has no group {extension.group}; there are {', '.join(BUILT_IN)}"
     if extension.name in BUILT_IN[extension.group]:

@@ -1,4 +1,4 @@
-"""What is said where an extra of the package is not installed."""
+"""Errors for extras of the package that are not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["training_extra"]
 
 @contextmanager
 def training_extra(purpose: str, extra: str = "train") -> Iterator[None]:
-    """Around the imports of what needs torch.
+    """Context for imports that need torch.
 
     Raises:
         MissingExtra: the extra is not installed.

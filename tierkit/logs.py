@@ -22,7 +22,7 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""What every record has; anything else came in through `extra`."""
+"""Attributes of every log record; any other attribute was passed in `extra`."""
 
 _QUIET = ("uvicorn", "httpx", "httpcore", "asyncio", "multipart", "aiosqlite", "sqlalchemy", "alembic")
 """Libraries that tell each request or query at INFO or DEBUG: only their warnings are of use here."""
@@ -55,7 +55,7 @@ class request_context:
 
 
 def configure(level: str, style: Literal["text", "json"], *, node_id: str = "", stream: TextIO | None = None) -> None:
-    """Send all logs of this process to `stream` (standard error unless given); replaces what was configured before.
+    """Send all logs of this process to `stream` (default: standard error), instead of the earlier configuration.
 
     Args:
         level: "debug", "info", "warning" or "error".

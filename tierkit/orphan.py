@@ -1,7 +1,7 @@
-"""Ties the life of a process to that of the launcher that started it, so that a killed launcher leaves no orphans.
+"""Ends a process when the launcher that started it ends, so that a killed launcher leaves no orphans.
 
-The child asks for this itself, early in its own start (a `preexec_fn` in the parent would force a slow fork and is
-unsafe beside threads). Linux only; elsewhere the launcher's own clean-up is all there is.
+The child asks for this itself, early in its start: a `preexec_fn` in the parent would force a slow fork and is unsafe
+with threads. Linux only; elsewhere there is only the launcher's clean-up.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def die_with_parent() -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """The environment in which this process was started, for when it starts itself again."""
+    """Return the environment in which this process was started, with which it can start itself again."""
     return {**os.environ, **_launcher}

@@ -28,11 +28,11 @@ class TokenBucket:
     per_s: float
     burst: float
     level: float = math.inf
-    """Tokens at the time `at`; below 0 where more have been taken than were there."""
+    """Tokens at the time `at`; below 0 if more have been taken than were there."""
     at: float = 0.0
 
     def wait_s(self, now: float, tokens: float = 1.0) -> float:
-        """Seconds until it holds this number of tokens; 0 where it does. Changes nothing."""
+        """Seconds until it holds this number of tokens; 0 if it does. Changes nothing."""
         return max(0.0, (tokens - self._level_at(now)) / self.per_s)
 
     def take(self, now: float, tokens: float = 1.0) -> float:

@@ -1,4 +1,4 @@
-"""Which files are pictures, in folders and archives, and what is left out."""
+"""Finding the pictures in folders and archives, with the reasons for leaving files out."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
     *(".avif", ".heic", ".heif", ".hif"),
 )
-"""By which pictures are told from other files. The first bytes decide where there is no suffix, and of files that are
-named by themselves."""
+"""Suffixes of pictures. The first bytes decide for files without a suffix, and for files given by themselves."""
 
 START_BYTES = 64
 _STARTS = {
@@ -49,7 +48,7 @@ NO_PICTURE = "without a suffix, and no picture"
 _MOST_KINDS = 8
 _NO_SUFFIX = re.compile(r"(\.\d+)?")
 _FOLDERS_OF_PROGRAMS = ("__MACOSX", "@eaDir")
-"""Copies and small versions of the pictures beside them."""
+"""Folders with copies and small versions of the pictures in the same folder."""
 
 
 def kind_of(start: bytes | memoryview) -> str | None:
@@ -58,7 +57,7 @@ def kind_of(start: bytes | memoryview) -> str | None:
 
 
 def left_out_by_name(name: PurePosixPath) -> str | None:
-    """Why a file in a folder or an archive is left out, as far as its name tells; None where it is not.
+    """Return why a file in a folder or an archive is left out, as far as its name shows; None if it is not.
 
     Args:
         name: below the folder or the root of the archive.
@@ -92,10 +91,10 @@ def class_of(name: str) -> str | None:
 
 
 def pictures_in(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The pictures below a folder, sorted, and how many files are left out for which reason.
+    """Return the pictures below a folder, sorted, and the number of files left out for each reason.
 
-    Links to folders and files are followed; what they lead to is taken once, and under its own name where it lies in
-    the folder itself.
+    Links to folders and files are followed. A target is taken once; if it is in the folder itself, then under its own
+    name.
 
     Raises:
         InvalidInput: the folder cannot be read.
@@ -168,7 +167,7 @@ def _take(path: Path, found: list[Path], left_out: Counter[str]) -> bool:
 
 
 def _why_unfit(path: Path) -> str | None:
-    """Why a file whose name says nothing against it is left out; None where it is not."""
+    """Return why a file whose name is acceptable is left out; None if it is not."""
     if not path.is_file():
         return "no regular file"
     if not os.access(path, os.R_OK):

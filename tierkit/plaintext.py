@@ -18,7 +18,8 @@ _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|(?<=[?&])(password=)[^&\s]*")
 
 
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""How a cell begins that a spreadsheet computes, or that stands for one. Full-width signs are computed as well."""
+"""Beginning of a cell that a spreadsheet computes, or of such a cell with quotes in front. Full-width signs are
+computed as well."""
 
 
 def spreadsheet_cell(text: str) -> str:

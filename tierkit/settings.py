@@ -78,7 +78,7 @@ HttpUrl = Annotated[str, AfterValidator(checked_url)]
 """An http or https URL, without the slash at its end."""
 
 CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], BeforeValidator(split_commas)]
-"""URLs, given as `CommaSeparated` names are."""
+"""URLs: a list in TOML, "a,b" in a flag or an environment variable."""
 
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in which ~ stands for the home directory."""
@@ -87,7 +87,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class ServiceSettings(BaseModel):
-    """What all four services can be told. Frozen; unknown names are refused."""
+    """Settings of all four services. Frozen; unknown names are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -112,15 +112,15 @@ class ServiceSettings(BaseModel):
     """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
 
     tokens: UserPath | None = None
-    """File of those who may call this service, as `terrace token` writes it; read again when it changes. Default: none,
-    so that everyone who reaches it may."""
+    """File of the callers that may use this service, written by `terrace token`; read again when it changes. Default:
+    none, so that everyone who reaches the service may use it."""
 
     insecure: bool = False
     """Listen beyond loopback although no token is asked for."""
 
     tls_cert: UserPath | None = None
-    """PEM file with the certificate of this service, followed by those of its authorities; it then speaks https alone.
-    Read again when it changes."""
+    """PEM file with the certificate of this service, followed by its authorities' certificates; the service then speaks
+    only https. Read again when it changes."""
 
     tls_key: UserPath | None = None
     """PEM file with the private key of `tls_cert`, without a password. Default: `tls_cert` holds it as well."""
@@ -164,7 +164,7 @@ class ServiceSettings(BaseModel):
 
     @property
     def proxies(self) -> Proxies | None:
-        """Reverse proxies in front of the service; None where it is asked directly."""
+        """Reverse proxies in front of the service; None if it is asked directly."""
         return None
 
 
@@ -224,7 +224,7 @@ def _further_of(text: str) -> dict[str, str]:
 
 
 class NodeSettings(ServiceSettings):
-    """What end, edge and cloud nodes can be told besides."""
+    """Further settings of end, edge and cloud nodes."""
 
     callers: ClassVar[tuple[Role, ...]] = ("user", "fleet")
 
@@ -238,12 +238,12 @@ class NodeSettings(ServiceSettings):
     at each start; with port 0, such as end-3fa9, fresh at each start."""
 
     scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
-    """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone. Where
-    others stand by to take its place, the URLs of all of them, comma-separated."""
+    """URL of the scheduler to register with and to fetch missing models from; without one the node works without a
+    fleet. If other schedulers are standbys, the comma-separated URLs of all of them."""
 
     token_file: UserPath | None = None
-    """File with this node's token for the scheduler, its owner's alone. With a token the node answers only those whom
-    the scheduler sends, and the holders of `tokens`."""
+    """File with this node's token for the scheduler; only its owner may read it. With a token the node answers only
+    callers that the scheduler sends, and the holders of `tokens`."""
 
     token: SecretStr | None = None
     """The same token itself, where a file will not do. No flag: command lines are public."""
@@ -298,7 +298,7 @@ class NodeSettings(ServiceSettings):
         return lasting_name(cls.service, port) if port else f"{cls.service}-{secrets.token_hex(2)}"
 
     def own_token(self) -> Callable[[], str | None]:
-        """Gives the token that this node shows to the scheduler; None where it has none. A file is read again when it
+        """Gives the token that this node shows to the scheduler; None if it has none. A file is read again when it
         has changed.
 
         Raises:
@@ -332,14 +332,14 @@ class NodeSettings(ServiceSettings):
 
 
 class UpperSettings(NodeSettings):
-    """What edge and cloud nodes can be told besides."""
+    """Further settings of edge and cloud nodes."""
 
     takes_all_cores: ClassVar[bool] = True
     tables: ClassVar[tuple[str, ...]] = ("also",)
 
     only_features: bool = False
-    """Serve the tails of encoders alone, which take features and no pixels: for a node that the scheduler does not
-    trust, which then needs no whole network in its memory."""
+    """Serve only the tails of encoders, which take features and no pixels. Meant for a node that the scheduler does not
+    trust: it then needs no whole network in its memory."""
 
     also: Annotated[tuple[FurtherScheduler, ...], BeforeValidator(_read_further), Field(max_length=255)] = ()
     """Further schedulers that this node serves, as URL or NAME=URL; in the TOML file a table named `also` for each.
@@ -375,16 +375,17 @@ class UpperSettings(NodeSettings):
 
 _MACHINE_ID = Path("/etc/machine-id")
 _LONGEST_HOST = 40
-"""A node id has 63 characters at most."""
+"""Characters of the machine's name in a node id, which has at most 63 characters."""
 
 
 def lasting_name(service: str, port: int, *, host: str | None = None, machine_id: Path = _MACHINE_ID) -> str:
-    """The name of a node that was given none, such as "pi-end-8071-3fa9": the same at each start, and another one on
-    each machine. It begins with the machine's name, so that a token of that name is for it.
+    """Return the default name of a node, such as "pi-end-8071-3fa9": the same at each start, and different on each
+    machine. It begins with the machine's name, so that a token of that name is for it.
 
     Args:
-        host: the machine's name. Default: what the system says.
-        machine_id: a file that tells machines of the same name apart. Where it cannot be read, they are not.
+        host: the machine's name. Default: the system's host name.
+        machine_id: a file that distinguishes machines of the same name. If it cannot be read, their nodes get the same
+            name.
     """
     host = socket.gethostname() if host is None else host
     short = re.sub("[^a-z0-9]+", "-", host.partition(".")[0].lower())[:_LONGEST_HOST].strip("-")

@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _FLUSH_S = 3.0
-"""For what is left at the end of a service."""
+"""Seconds to send the remaining spans at the end of a service."""
 
 
 class Span:
-    """One piece of work, from now on; a context manager that ends it.
+    """One piece of work that starts now; as a context manager, it ends with the block.
 
     Args:
-        name: what is done.
-        parent: where in a trace it happens; None outside one.
-        span_id: its own; a new one unless given.
-        began_ns: wall clock; now unless given.
+        name: name of the work.
+        parent: place in a trace at which it happens; None outside a trace.
+        span_id: id of the span; by default a new one.
+        began_ns: start in nanoseconds of the wall clock; default: now.
     """
 
     __slots__ = ("_about", "_began_ns", "_name", "_parent", "recorded", "trace")
@@ -48,19 +48,19 @@ class Span:
         self._name = name
         self._parent = self.trace = parent
         self.recorded = is_recorded(parent)
-        """True if anybody will hear of it."""
+        """True if the span is recorded."""
         if self.recorded and parent is not None:
             self.trace = parent.below(span_id or new_span_id())
             self._began_ns = began_ns or time.time_ns()
             self._about: dict[str, str | int | float] = {}
 
     def says(self, **about: str | int | float) -> None:
-        """What there is to say of it; an attribute is called `terrace.NAME`."""
+        """Add attributes to the span; each is called `terrace.NAME`."""
         if self.recorded:
             self._about |= {f"terrace.{name}": value for name, value in about.items()}
 
     def end(self, error: str = "") -> None:
-        """It is over; `error` is what went wrong, "" where nothing did."""
+        """It is over; `error` is what went wrong, "" if nothing did."""
         if self.recorded and _recorder is not None and self.trace is not None and self._parent is not None:
             _recorder.record(self._name, self.trace, self._parent, self._began_ns, time.time_ns(), self._about, error)
 
@@ -89,7 +89,7 @@ def is_recorded(trace: Trace | None) -> bool:
 
 
 def new_root() -> Trace:
-    """A trace that begins here; sampled as `OTEL_TRACES_SAMPLER` says, where spans are recorded."""
+    """Return a new trace. If spans are recorded, `OTEL_TRACES_SAMPLER` decides whether it is sampled."""
     trace = new_trace()
     return trace if _recorder is None else _recorder.sampled(trace)
 
@@ -110,7 +110,7 @@ class _Recorder:
         from opentelemetry.sdk.trace.id_generator import IdGenerator
 
         class Ids(IdGenerator):
-            """Those that have been told to others already."""
+            """Ids that other services know already."""
 
             trace_id = span_id = 0
 
@@ -159,12 +159,12 @@ _recorder: _Recorder | None = None
 
 
 def configure(service: str, node_id: str, exporter: SpanExporter | None = None) -> None:
-    """Record spans from now on, where the environment names an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`).
+    """Record spans from now on if the environment names an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`).
 
     Args:
-        service: kind of this service, such as `edge`; part of `service.name`.
-        node_id: name of the node; "" where it is none.
-        exporter: takes each span at once in place of an endpoint, whatever the environment says.
+        service: kind of this service, such as "edge"; part of `service.name`.
+        node_id: name of the node; "" if the service is not a node.
+        exporter: takes each span at once instead of an endpoint, whatever the environment names.
     """
     global _recorder  # one for the process, as logs and metrics are
     if exporter is None:

@@ -32,7 +32,7 @@ class TensorSpec:
     """Set for an input that may also be a tensor of files, BYTES `[n]`."""
 
     def accepts(self, array: Array) -> bool:
-        """True if `array` has this shape, for any batch size."""
+        """True if `array` has this shape; any batch size fits."""
         return len(array.shape) == len(self.shape) and all(
             want in (-1, have) for want, have in zip(self.shape, array.shape, strict=True)
         )

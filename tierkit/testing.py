@@ -44,7 +44,7 @@ _POLL_S = 0.005
 
 
 class MadeModel:
-    """What a test's network says of itself, unless it says otherwise; a subclass adds its tensors and `run`."""
+    """Properties of a test's network, with defaults; a subclass adds its tensors and `run`."""
 
     name = "made"
     platform = "numpy_test"
@@ -70,10 +70,10 @@ class FakeClock:
 async def wait_for(
     condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 30.0, what: str = "the condition"
 ) -> None:
-    """Return as soon as `condition` is true.
+    """Wait until `condition` is true.
 
     Raises:
-        AssertionError: it was not within `timeout_s`.
+        AssertionError: it was not true within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -102,7 +102,8 @@ Say = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(handler: Handler, *, port: int = 0) -> AsyncIterator[str]:
-    """A raw TCP server, for peers that misbehave; yields its http URL. None of its connections outlives the block."""
+    """Run a raw TCP server that can act like a faulty peer; yields its http URL. None of its connections outlives the
+    block."""
     open_here: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,7 +168,8 @@ async def talking(say: Say) -> AsyncIterator[Talker]:
 async def connected(
     url: str, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A raw connection to a service, for clients that misbehave. On exit it is cut and gone, sent or not."""
+    """Open a raw connection to a service, to act like a faulty client. On exit it is aborted, with unsent data
+    dropped."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls)
     try:
@@ -180,12 +182,12 @@ async def connected(
 
 @dataclass
 class ServiceProcess:
-    """A service in a process of its own, started by its command."""
+    """A service in a separate process, started by its command."""
 
     process: asyncio.subprocess.Process
     ready: Mapping[str, str] = field(default_factory=dict)
     output: bytearray = field(default_factory=bytearray)
-    """What it has written so far, both streams."""
+    """Output so far, of both streams."""
 
     @property
     def url(self) -> str:
@@ -219,11 +221,12 @@ async def service_process(
     inside: Sequence[str] = (),
     timeout_s: float = 60.0,
 ) -> AsyncIterator[ServiceProcess]:
-    """Run `python -P <command> --ready-file <ready_file>`, such as `["-m", "end_node", "--port", "0"]`, and yield it.
+    """Run `python -P <command> --ready-file <ready_file>` and yield it. Example of a command: `["-m", "end_node",
+    "--port", "0"]`.
 
     Args:
-        wait_ready: whether to wait until it has written its ready file.
-        inside: command that runs it in another place, such as `["ip", "netns", "exec", "host"]`, and becomes it.
+        wait_ready: True to wait until it has written its ready file.
+        inside: command that runs it in another place and becomes it (`["ip", "netns", "exec", "host"]`).
 
     Raises:
         AssertionError: it was not ready within `timeout_s`, or exited before; the message holds its output.

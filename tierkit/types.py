@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Tier(StrEnum):
-    """Where a node stands."""
+    """Level of a node: end device, edge or cloud."""
 
     END = "end"
     EDGE = "edge"
@@ -55,11 +55,11 @@ class Share(StrEnum):
     """A rule on the pictures of a site that leave it."""
 
     NONE = "none"
-    """Nowhere."""
+    """They stay at the site."""
     CLOUD = "cloud"
-    """To the cloud nodes that belong to no site."""
+    """They may go to the cloud nodes that belong to no site."""
     SITES = "sites"
-    """There, and to edge nodes of other sites while the site's own are dead or full."""
+    """The same, and to edge nodes of other sites while the site's own are dead or full."""
 
 
 class SiteHealth(StrEnum):
@@ -77,7 +77,7 @@ class SiteHealth(StrEnum):
 
 
 class OnBadInput(StrEnum):
-    """What becomes of a job some of whose pictures are damaged or cannot be read."""
+    """Treatment of a job with pictures that are damaged or cannot be read."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -85,7 +85,7 @@ class OnBadInput(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands; the last three are final."""
+    """State of a job; the last three are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -99,13 +99,13 @@ class JobState(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a training run stands; the last three are final."""
+    """State of a training run; the last three are final."""
 
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     """Its host has not reported for some seconds, and may come back."""
     STOPPING = "stopping"
-    """Somebody has asked for its end, and the host has not said yet that it stops."""
+    """Its end was requested, and the host has not reported yet that it stops."""
     STOPPED = "stopped"
     FINISHED = "finished"
     FAILED = "failed"
@@ -116,11 +116,13 @@ class RunState(StrEnum):
 
 
 WorkerOrder = Literal["pause", "drop", "trust", "resume"]
-"""What an operator wants with a worker of a training run: no work for it; and none ever, whatever joins under its name;
-its updates count whole, whatever they are; it is judged by its updates again."""
+"""Order of an operator for a worker of a training run. `pause`: it gets no work. `drop`: it never gets work again, nor
+does any worker that joins under its name. `trust`: its updates count fully, whatever they are. `resume`: its updates
+are judged again."""
 
 WorkerStanding = Literal["active", "paused", "dropped", "trusted", "quarantined"]
-"""True if a worker's updates count: if it is active, as its score says, or trusted."""
+"""Standing of a worker of a training run. An active worker's updates count by its score, and a trusted worker's updates
+fully; others do not count."""
 
 TOLD_TO_GO: frozenset[WorkerStanding] = frozenset({"dropped", "quarantined"})
 """Standings of workers that take no part any more."""
@@ -134,7 +136,7 @@ STANDING_AFTER: Mapping[WorkerOrder, WorkerStanding] = {
 
 
 class Scheme(StrEnum):
-    """Who serves a task after the end device: the four of section 3.4 of the paper, and `adaptive`."""
+    """Tiers that serve a task after the end device: the four schemes of section 3.4 of the paper, and `adaptive`."""
 
     END = "end"
     END_CLOUD = "end-cloud"
@@ -144,8 +146,8 @@ class Scheme(StrEnum):
 
 
 class Escalate(StrEnum):
-    """Which images go up a tier: all of them, or those whose answer is less sure than a threshold that was chosen for
-    an accuracy or for a budget of images."""
+    """Images that go up a tier: all of them, or only those whose answer is less sure than a threshold. The threshold is
+    chosen for an accuracy or for a budget of images."""
 
     ALWAYS = "always"
     THRESHOLD = "threshold"
@@ -153,9 +155,9 @@ class Escalate(StrEnum):
 
 
 class Privacy(StrEnum):
-    """In which form a job's images may leave the end device: `auto` sends pixels to trusted nodes and features to the
-    others; `none` pixels alone, and is refused where that breaks trust; `conv1` and `bottleneck` the features of that
-    encoder, to every upstream node."""
+    """Form in which a job's images may leave the end device. `auto` sends pixels to trusted nodes and features to the
+    others. `none` sends only pixels, and is refused if that breaks trust. `conv1` and `bottleneck` send the features of
+    that encoder to every upstream node."""
 
     AUTO = "auto"
     NONE = "none"
@@ -173,15 +175,15 @@ class EncodeOn(StrEnum):
 
 
 class EncoderKind(StrEnum):
-    """Whose output a device sends in place of pixels: the upper network's own first convolution (section 3.5 of the
-    paper), or a narrow encoder that was trained to be hard to invert."""
+    """Kind of encoder whose output a device sends instead of pixels: the upper network's first convolution (section 3.5
+    of the paper), or a narrow encoder trained to be hard to invert."""
 
     CONV1 = "conv1"
     BOTTLENECK = "bottleneck"
 
 
 class FeatureForm(StrEnum):
-    """How the features of an encoder are written."""
+    """Number format of an encoder's features."""
 
     UINT8 = "uint8"
     FLOAT16 = "float16"
@@ -189,7 +191,7 @@ class FeatureForm(StrEnum):
 
 
 class Recovery(StrEnum):
-    """What happens to a task whose attempt failed (section 3.6 of the paper)."""
+    """Action for a task whose attempt failed (section 3.6 of the paper)."""
 
     NONE = "none"
     REASSIGN = "reassign"
@@ -197,7 +199,7 @@ class Recovery(StrEnum):
 
 
 class UpstreamLoss(StrEnum):
-    """What happens to the fine stage when no upstream node answers."""
+    """Action of the fine stage if no upstream node answers."""
 
     FALLBACK = "fallback"
     WAIT = "wait"

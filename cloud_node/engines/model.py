@@ -1,4 +1,4 @@
-"""A network that is computed elsewhere: the manifest says what it is, an engine gives its logits."""
+"""A network that is computed elsewhere: the manifest describes it, and an engine computes its logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tierkit.tensors import Array, TensorSpec
 __all__ = ["Computes", "EngineModel", "WholeNetworks", "cut"]
 
 _LEAST_PIECE = 4
-"""Fewer images are not worth a request of their own."""
+"""Least images of a piece: fewer are not worth a separate request."""
 
 
 class Computes(Protocol):
@@ -26,14 +26,15 @@ class Computes(Protocol):
 
     @property
     def replicas(self) -> int:
-        """How many pieces it computes side by side now."""
+        """Number of pieces that it computes side by side now."""
         ...
 
     def compute(self, model: str, pieces: Sequence[Array]) -> Sequence[Array]:
-        """The logits of each piece of a batch. Blocks, for as long as a batch may take at most.
+        """Return the logits of each piece of a batch. Blocks until they are there, at most for the longest time of a
+        batch.
 
         Raises:
-            UpstreamUnavailable, UpstreamTimeout, UpstreamError: it cannot.
+            UpstreamUnavailable, UpstreamTimeout, UpstreamError: the engine cannot compute them.
         """
         ...
 
@@ -42,12 +43,12 @@ class EngineModel:
     """Implements `tierkit.inference.model.Model`, with the labels and the temperature of the manifest.
 
     Args:
-        entry: what the manifest says of it.
+        entry: the network's entry in the manifest.
         takes: its only input.
         labels: class names.
-        platform: what computes it, in the words of the protocol.
+        platform: name of the program that computes it, in the words of the protocol.
         engine: computes it.
-        most_images: in one request to the engine.
+        most_images: most images in one request to the engine.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class EngineModel:
         """See `tierkit.inference.model.Model.run`.
 
         Raises:
-            UpstreamUnavailable, UpstreamTimeout, UpstreamError: as `Computes.compute`.
-            InvalidAnswer: what came back are not the logits of these images.
+            UpstreamUnavailable, UpstreamTimeout, UpstreamError: see `Computes.compute`.
+            InvalidAnswer: the engine's answer is not the logits of these images.
         """
         images = inputs[self._takes.name]
         ends = cut(len(images), most=self._most_images, ways=self._engine.replicas)
@@ -136,12 +137,12 @@ class WholeNetworks:
 
 
 def cut(images: int, *, most: int, ways: int) -> list[int]:
-    """Where a batch is cut into even pieces: from 0 to `images`.
+    """Return the positions at which a batch is cut into even pieces, from 0 to `images`.
 
     Args:
-        images: in the batch, at least 1.
-        most: images in a piece.
-        ways: pieces that are computed side by side; a batch is cut into as many where that is worth it.
+        images: images in the batch, at least 1.
+        most: most images in a piece.
+        ways: pieces that are computed side by side; a batch is cut into as many if it is large enough.
     """
     pieces = max(-(-images // most), min(ways, images // _LEAST_PIECE), 1)
     return [images * number // pieces for number in range(pieces + 1)]

@@ -1,7 +1,7 @@
 """The engine `oip`: a server of the Open Inference Protocol computes the networks.
 
-What the server says of a network is compared with the manifest once, at the start, and again whenever the server comes
-back: names and datatypes are mapped, shapes must agree. Labels and temperature are those of the manifest.
+The server's metadata of a network is compared with the manifest once, at the start, and again whenever the server comes
+back: names and datatypes are mapped, shapes must agree. Labels and temperature come from the manifest.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ __all__ = ["ENGINE", "Match", "OipEngine", "Wanted", "logits_in", "match"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks at whether the server is ready."""
+"""Seconds between two looks at whether the server is ready."""
 _LOOK_BUDGET_S = 5.0
 _BATCHES = 4
-"""That a server may have to compute before it answers a look: two pieces of this node, and those of others."""
+"""Batches that a server may have to compute before it answers a look: two pieces of this node, and pieces of other
+nodes."""
 _BATCH_BUDGET_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 _JSON_BYTES = 4 * 1024**2
-"""Of an answer as JSON, from a server that knows no binary tensors: 64 images of some thousand classes."""
+"""Most bytes of a JSON answer, from a server that knows no binary tensors: 64 images of about a thousand classes."""
 _PROOF_IMAGES = 50
 _PIECES = 2
 """Pieces of one batch that an upstream has at a time: it computes one while the other is under way."""
@@ -113,38 +114,38 @@ class Wanted:
     """A network, or the tail of one, as the manifest knows it."""
 
     name: str
-    """On the server."""
+    """Name on the server."""
     network: str
-    """In the manifest."""
+    """Name in the manifest."""
     takes: TensorSpec
     classes: int
     sha256: str
     encoder: EncoderEntry | None = None
-    """Whose tail it is."""
+    """Encoder whose tail it is; None for a whole network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """How the server is asked for a network."""
+    """Names and datatypes of the server for a network."""
 
     wanted: Wanted
     input: str
     datatype: str
     output: str
     gives: str | None
-    """True if the output is "logits" or "probabilities"; None where its name does not say so."""
+    """Meaning of the output: "logits" or "probabilities"; None if its name does not show it."""
     sealed: bool = False
     """True if features go with what says whose they are: to the node of another fleet member."""
     platform: str = ""
     proof_s: float = 0.0
-    """What a batch took when the server was last compared with the manifest."""
+    """Seconds of a batch when the server was last compared with the manifest."""
 
 
 def match(said: ModelMetadata, wanted: Wanted) -> Match:
-    """Compare what a server says of a network with the network.
+    """Compare a server's metadata of a network with the manifest.
 
     Raises:
-        SetupError: they do not fit; the message says what the server wants, and what there is.
+        SetupError: they do not fit; the message names both.
     """
     takes, name = wanted.takes, wanted.name
     about = said.parameters or {}
@@ -152,11 +153,11 @@ def match(said: ModelMetadata, wanted: Wanted) -> Match:
     if isinstance(digest, str) and digest != wanted.sha256:
         raise SetupError(
             f"'{name}' on the upstream is not the network '{wanted.network}' of this node's model set: its sha256 is "
-            f"{digest[:64]}, that of '{wanted.network}' {wanted.sha256}; "
+            f"{digest[:64]}, but '{wanted.network}' has {wanted.sha256}; "
             + (
                 "give both nodes the same model set"
                 if name == wanted.network
-                else f"--upstream-model says what '{wanted.network}' is called there"
+                else f"--upstream-model sets the name of '{wanted.network}' there"
             )
         )
     sealed = wanted.encoder is not None and "encoder" in about
@@ -192,14 +193,14 @@ def match(said: ModelMetadata, wanted: Wanted) -> Match:
 
 
 def logits_in(answer: Array, gives: str | None) -> Array:
-    """FP32 logits in what a server has answered, `[n, classes]`. Where it gives probabilities, their logarithms, of
+    """Return FP32 logits from a server's answer, `[n, classes]`. For probabilities, these are their logarithms, from
     which softmax makes the same probabilities.
 
     Args:
         gives: "logits" or "probabilities".
 
     Raises:
-        InvalidAnswer: probabilities that are none.
+        InvalidAnswer: the answer's probabilities are invalid.
     """
     values = np.asarray(answer, np.float32)
     if gives != "probabilities":
@@ -236,7 +237,7 @@ class OipEngine:
     def __init__(self, settings: CloudSettings, manifest: Manifest) -> None:
         assert settings.upstream is not None  # `CloudSettings` sees to that
         self.url = settings.upstream
-        """Of the server."""
+        """URL of the server."""
         self.trouble = f"waiting for the upstream {self.url}"
         """See `tierkit.inference.served.Engine`."""
         self._settings = settings
@@ -248,7 +249,7 @@ class OipEngine:
         self._matches: dict[str, Match] = {}
         self._binary = True
         self._failing = ""
-        """Kind of the failures that the log was last told of; "" while batches are answered."""
+        """Kind of the failures that were last logged; "" while batches are answered."""
         self._answered = True
         """True if the last batch was."""
         self._doubt = asyncio.Event()
@@ -284,7 +285,7 @@ class OipEngine:
         return self._model(entry, takes, labels)
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart] | None:
-        """See `encryption.loading.Loader`: it is called there as here. Raises SetupError: as `network`."""
+        """See `encryption.loading.Loader`. For its errors, see `network`."""
         # A server of Terrace would undo once more what this node has undone.
         if encoder.hiding is not None:
             return None
@@ -317,7 +318,7 @@ class OipEngine:
         )
 
     async def _patiently(self, meet: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
-        """What `meet` returns, tried again for as long as the server is not there."""
+        """Return the result of `meet`, which is tried again until the server answers."""
         failures, said = 0, ""
         while True:
             try:
@@ -334,8 +335,8 @@ class OipEngine:
             await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
 
     async def _meet(self, name: str, wanted: Wanted) -> bool:
-        """Compare a network with what the server says of it, and have it compute a batch; False where it has no such
-        network.
+        """Compare a network with the server's metadata, and have the server compute a batch; False if it does not have
+        the network.
 
         Raises:
             SetupError: they do not fit, or the server refuses this node, or the batch.
@@ -347,7 +348,7 @@ class OipEngine:
             except UpstreamError as exc:
                 if exc.status_code != 404:
                     raise
-                raise UpstreamError(f"{self.url}/v2 is no server of the Open Inference Protocol: {exc}") from exc
+                raise UpstreamError(f"{self.url}/v2 is not a server of the Open Inference Protocol: {exc}") from exc
             said = await client.metadata(self.url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
             await client.check_ready(self.url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
         except UpstreamError as exc:
@@ -409,7 +410,7 @@ class OipEngine:
         return answers
 
     async def _answer(self, found: Match, values: Array, budget_s: float) -> Array:
-        """What the server answers for some images, as it gives it, within `budget_s`."""
+        """Return the server's answer for some images, unchanged, within `budget_s`."""
         if found.sealed and found.wanted.encoder is not None:
             tensor = await features_tensor(Features(encoder=found.wanted.encoder, values=values))
         else:

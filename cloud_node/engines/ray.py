@@ -1,7 +1,7 @@
 """The engine `ray`: replicas on a Ray cluster compute the networks, as many as the load asks for.
 
-The node deploys them with Ray Serve as an application of its own, asks them through its handle, and takes them down
-when it stops.
+The node deploys them with Ray Serve in a separate application, calls them through its handle, and takes them down when
+it stops.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ __all__ = ["ENGINE", "RayEngine"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks at how many replicas run."""
+"""Seconds between two looks at how many replicas run."""
 _BATCH_BUDGET_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 _AGAIN_S = 0.05
-"""Before a piece goes to another replica: the cluster has to notice that the first one died."""
+"""Seconds before a piece goes to another replica: the cluster has to notice that the first one died."""
 _HEALTH_PERIOD_S = 1.0
-"""Between two looks of the cluster at a replica. A dead one is replaced after the next look: with Ray's own 10 s a node
-with one replica would be without any for as long."""
+"""Seconds between two looks of the cluster at a replica. A dead one is replaced after the next look: with Ray's own 10
+s a node with one replica would be without any for as long."""
 _CONNECT_S = 3.0
 _DEPLOY_S = 60.0
 _LOOK_BUDGET_S = 10.0
 _LEAVE_S = 10.0
 _PIECES_AT_A_TIME = 2
-"""That a replica takes: it computes one while the other is under way."""
+"""Pieces that a replica takes at a time: it computes one while the other is under way."""
 
 _DEPLOYMENT = "networks"
 
@@ -77,11 +77,11 @@ class _Ray(EngineKind):
         return settings.max_batch_size * settings.replica_cores * settings.replica_range[1]
 
     async def load(self, settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
-        """The networks of the node, computed by replicas on the cluster at `settings.address`.
+        """Return the networks of the node, computed by replicas on the cluster at `settings.address`.
 
         Raises:
             MissingExtra: Ray is not installed.
-            SetupError: as `encryption.loading.load_served`.
+            SetupError: see `encryption.loading.load_served`.
         """
         import_serve()
         engine = RayEngine(settings, manifest)
@@ -122,7 +122,7 @@ class RayEngine:
         self.trouble = "the replicas have not been started"
         """See `tierkit.inference.served.Engine`."""
         self.replicas = 0
-        """That run now."""
+        """Number of replicas that run now."""
         self._settings = settings
         self._manifest = manifest
         self._contents: dict[str, Content] = {}
@@ -134,14 +134,14 @@ class RayEngine:
     # --- at the start ---
 
     async def network(self, entry: ModelEntry) -> EngineModel:
-        """See `encryption.loading.Loader`. Raises SetupError: as `models.serving.obtain_weights`."""
+        """See `encryption.loading.Loader`. For its SetupError, see `models.serving.obtain_weights`."""
         takes = TensorSpec(
             name="images", datatype="UINT8", shape=(-1, *entry.input_shape), decode=decode_of(self._manifest, entry)
         )
         return await self._model(entry, entry, "whole", takes, at_once=True)
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], NetworkPart]:
-        """See `encryption.loading.Loader`. Raises SetupError: as `models.serving.obtain_weights`."""
+        """See `encryption.loading.Loader`. For its SetupError, see `models.serving.obtain_weights`."""
         network = self._manifest.entry(encoder.network)
         entry = entry_of(encoder, network, "tail")
         takes = TensorSpec(name=FEATURES, datatype="FP32", shape=(-1, *encoder.feature_shape))
@@ -211,7 +211,7 @@ class RayEngine:
             self._left.set()
 
     async def _reach(self) -> None:
-        """See that somebody listens at an address with a port: Ray would try for minutes."""
+        """Check that an address with a port accepts connections: Ray would try for minutes."""
         host, _, port = self._settings.address.rpartition(":")
         if not (host and port.isdigit()):
             return
@@ -334,22 +334,22 @@ class RayEngine:
 
 
 def _troubles(ray: Any) -> tuple[type[Exception], ...]:
-    """What calls of Ray's raise where the cluster, its Serve or the application is gone."""
+    """Errors that Ray's calls raise if the cluster, its Serve or the application is gone."""
     from ray.serve.exceptions import RayServeException
 
     return (ray.exceptions.RayError, RayServeException, KeyError, OSError, RuntimeError, ValueError)
 
 
 async def _apart(call: Callable[[], T], budget_s: float, *, stay: threading.Event | None = None) -> T:
-    """What a call of Ray's returns, made on a thread of its own: some hang when the cluster does, and a thread of the
-    pool would keep the process from ending.
+    """Return the result of a call of Ray, made on a new thread. Some calls hang when the cluster does, and a thread of
+    the pool would keep the process from ending.
 
     Args:
         stay: the thread stays until this is set. A cluster that `ray.init` has started ends with the thread that
             called it (PR_SET_PDEATHSIG).
 
     Raises:
-        TimeoutError: it takes longer.
+        TimeoutError: it takes longer than `budget_s`.
     """
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 

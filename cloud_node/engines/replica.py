@@ -1,4 +1,4 @@
-"""What a replica of the engine `ray` does, in a process of the cluster: it computes the logits of pieces of batches."""
+"""A replica of the engine `ray`, in a process of the cluster: it computes the logits of pieces of batches."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Content:
 
 
 class Replica:
-    """Args:
-    contents: a list of one reference to the contents by model name; Ray would resolve one that stands alone.
+    """Args: contents: a list of one reference to the contents by model name. Ray would resolve a reference outside a
+    list.
     """
 
     def __init__(self, contents: list[Any]) -> None:

@@ -1,1 +1,1 @@
-"""How well an attacker can get pictures back from what an encoder sends (needs the extra 'train')."""
+"""Measures how well an attacker can get pictures back from the data that an encoder sends (needs the extra 'train')."""

@@ -32,7 +32,7 @@ _SQUARED_SHARE = 0.4
 _RATE = 2e-3
 _REACH = 5
 _RIDGE = 1e-4
-"""Of the linear map: positions across that it sees, and the pull of its weights to zero."""
+"""Parameters of the linear map: positions across that it sees, and the pull of its weights to zero."""
 _GRAIN = 2
 """Width in pixels of the block that the last layer paints at each position."""
 
@@ -42,7 +42,7 @@ Send = Callable[[Array], Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lessons:
-    """How long a decoder is trained."""
+    """Length of a decoder's training."""
 
     images: int
     """Pictures shown in all, counting each time that one comes again."""
@@ -60,14 +60,14 @@ class Trained:
 
 
 class InversionDecoder(nn.Module):
-    """What arrives, FP32 `[n, channels, H, W]`, to images in [0, 1] `[n, 3, h, w]`.
+    """Decoder from received features, FP32 `[n, channels, H, W]`, to images in [0, 1] `[n, 3, h, w]`.
 
-    Residual blocks stand at the resolution of the features, and again at each doubling up to half that of the image;
-    features finer than that are folded into channels first, which loses nothing and costs less.
+    It has residual blocks at the resolution of the features, and at each doubling up to half the image's resolution.
+    Finer features are first folded into channels, which loses nothing and costs less.
 
     Args:
-        examples: some of what arrives.
-        images: the pictures behind them, UINT8 `[n, h, w, 3]`, as high as wide.
+        examples: some received features.
+        images: the pictures behind them, UINT8 `[n, h, w, 3]`, square.
     """
 
     def __init__(self, examples: Tensor, images: Array) -> None:
@@ -166,12 +166,12 @@ class _Block(nn.Module):
 def train_decoder(
     images: Array, send: Send, lessons: Lessons, seed: int, tell: Callable[[int, int], None] = lambda done, of: None
 ) -> Trained:
-    """Train a decoder on pictures and what `send` makes of them; each time that one comes it is sent anew, every other
-    time as its mirror image.
+    """Train a decoder on pictures and the features that `send` makes of them. A picture is sent again each time that it
+    is shown, every other time mirrored.
 
     Args:
-        images: the attacker's own, UINT8 `[n, h, w, 3]`; the last ones are kept back to measure.
-        tell: called with the steps done, and those of the whole budget.
+        images: the attacker's pictures, UINT8 `[n, h, w, 3]`; the last ones are held out for measuring.
+        tell: called with the number of steps done, and with the number in the whole budget.
     """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)

@@ -30,17 +30,17 @@ class Seen:
 
     gradient: Gradient
     values: Sequence[Tensor]
-    """What arrived, shaped as `gradient` gives it."""
+    """The received update, in the shapes of `gradient`."""
 
 
 def from_first_layer(weights: Tensor, bias: Tensor) -> Tensor:
-    """What each unit of a dense first layer tells of the network's input, `[m, inputs]`: the gradient of its weights
-    over that of its bias is the mean of the inputs, weighted by how much each of them moves the unit. With one input it
-    is that input (Phong et al. 2017, Privacy-preserving deep learning, section 3).
+    """Return the network's inputs as each unit of a dense first layer reveals them, `[m, inputs]`. The gradient of a
+    unit's weights, divided by the gradient of its bias, is the mean of the inputs, weighted by their effect on the
+    unit. For a single input it equals that input (Phong et al. 2017, Privacy-preserving deep learning, section 3).
 
     Args:
         weights: the gradient of the layer's weights, `[units, inputs]`.
-        bias: that of its biases, `[units]`.
+        bias: the gradient of its biases, `[units]`.
     """
     told = bias.abs() > _FAINT * bias.abs().max()
     return weights[told] / bias[told, None]
@@ -66,13 +66,13 @@ def choose_prior(own: Sequence[tuple[Array, Seen]], *, steps: int, seed: int) ->
 
 
 def invert_gradient(seen: Seen, shape: Sequence[int], prior: float, *, steps: int, seed: int) -> Array:
-    """Plausible pictures whose gradient points where the one that arrived does.
+    """Return plausible pictures whose gradient has the direction of the received gradient.
 
-    Adam on the signs of the slopes makes one minus the cosine of the two gradients small, plus `prior` times the total
+    Adam on the signs of the slopes minimises one minus the cosine of the two gradients, plus `prior` times the total
     variation (Geiping et al. 2020, Inverting gradients, arXiv:2003.14053, equation 4).
 
     Args:
-        shape: of the pictures, `[n, h, w, c]`.
+        shape: shape of the pictures, `[n, h, w, c]`.
 
     Returns:
         UINT8 `[n, h, w, c]`, in the order of the classes that the gradient knows.
@@ -96,8 +96,8 @@ def invert_gradient(seen: Seen, shape: Sequence[int], prior: float, *, steps: in
 
 
 def most_alike(originals: Array, found: Array) -> Array:
-    """For each original the picture among those found that is most like it by SSIM: an update does not say in which
-    order its pictures were, and an attacker sees them all. UINT8 `[n, h, w, c]` and `[m, h, w, c]`."""
+    """Return the found picture that is most similar by SSIM to each original. An update does not show the order of
+    its pictures, and an attacker sees them all. UINT8 `[n, h, w, c]` and `[m, h, w, c]`."""
     candidates = as_planes(found)
     chosen = [
         int(ssim(as_planes(each[None]).expand(len(found), -1, -1, -1), candidates).argmax()) for each in originals

@@ -30,7 +30,7 @@ _MOST_PICTURE_BYTES = 8 * 2**20
 
 
 class KeptAudit(Frozen):
-    """What the attacks of an audit got."""
+    """Stored results of the attacks of an audit."""
 
     measured_at: AwareDatetime
     quick: bool
@@ -46,16 +46,16 @@ class KeptAudit(Frozen):
             recognised = (row.recognised, row.recognised_low, row.recognised_high, row.recognised_originals)
             shares = (row.ssim, *recognised, row.fine_accuracy, row.accuracy_lost)
             if not (all(-1 <= share <= 1 for share in shares) and 0 <= row.payload_bytes < math.inf):
-                raise ValueError("a figure is none that can be measured")
+                raise ValueError("a figure is outside its possible range")
         return rows
 
 
 def keep_audit(folder: Path, audit: KeptAudit, originals: Array, reconstructions: Sequence[Array]) -> None:
-    """Write the record and its pictures into `folder`, in place of an earlier audit.
+    """Write the record and its pictures into `folder`; they replace an earlier audit.
 
     Args:
         originals: UINT8 `[n, h, w, 3]`; the first 8 are kept.
-        reconstructions: the same of each row.
+        reconstructions: for each row, in the same shape.
 
     Raises:
         SetupError: it could not be written; then the folder holds no audit, or the earlier one.
@@ -71,10 +71,10 @@ def keep_audit(folder: Path, audit: KeptAudit, originals: Array, reconstructions
 
 
 def read_audit(folder: Path) -> KeptAudit | None:
-    """The audit that is kept in a folder; None where there is none.
+    """Return the audit that is kept in a folder; None if there is no audit.
 
     Raises:
-        DataError: it cannot be read, or is none.
+        DataError: the file cannot be read, or is not an audit.
     """
     path = folder / RECORD
     try:
@@ -88,7 +88,7 @@ def read_audit(folder: Path) -> KeptAudit | None:
 
 
 def _picture(folder: Path, name: str) -> Path:
-    """Where a picture is kept.
+    """Return the path of a picture.
 
     Args:
         name: `ORIGINALS`, or the number of a row.
@@ -97,7 +97,7 @@ def _picture(folder: Path, name: str) -> Path:
 
 
 def read_picture(folder: Path, name: str) -> bytes | None:
-    """A picture of an audit, a PNG; None where there is none, or what is there is no PNG of a fair size."""
+    """A picture of an audit, a PNG; None if there is none, or what is there is no PNG of a fair size."""
     try:
         with _picture(folder, name).open("rb") as file:
             content = file.read(_MOST_PICTURE_BYTES + 1)

@@ -1,4 +1,4 @@
-"""What an audit is asked, what it finds, and which of its attacks count. Pure; needs no torch."""
+"""The subjects and results of an audit, and the rule for the attacks that count. Pure; needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROVEN_SSIM = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is to be attacked."""
+    """One target of the attacks: a form of an encoder, or pixels."""
 
     kind: EncoderKind | None
     """None: pixels are sent."""
@@ -27,25 +27,25 @@ class Subject:
 
     @property
     def encoder(self) -> str:
-        """As the rows name it."""
+        """Name of the encoder in the rows."""
         return self.kind or Privacy.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One attack on one encoder of one network, as `terrace privacy audit --json` gives it."""
+    """One attack on one encoder of one network; one entry of `terrace privacy audit --json`."""
 
     encoder: str
     """`none` (pixels), `conv1` or `bottleneck`."""
     network: str
     form: str
-    """What is sent: `pixels`, or features as `uint8`, `float16` or `float32`."""
+    """Form that is sent: `pixels`, or features in `uint8`, `float16` or `float32`."""
     attack: str
     """`none` where pixels are sent, `least-squares`, `optimisation`, `black-box` or `query-free`."""
     ssim: float
     """Mean over the images."""
     psnr_db: float | None
-    """Of all images together; None where the reconstructions are the images, pixel by pixel."""
+    """Value over all images together; None if the reconstructions equal the images, pixel by pixel."""
     recognised: float
     """Top-1 accuracy of `judge` on the reconstructions."""
     recognised_low: float
@@ -56,7 +56,7 @@ class Row:
     judge: str
     """A network that had no part in the attack."""
     fine_accuracy: float
-    """Of the network behind the encoder, on `test_images` images."""
+    """Accuracy of the network behind the encoder, on `test_images` images."""
     accuracy_lost: float
     """The same network's accuracy on the pixels of these images, minus that."""
     test_images: int
@@ -67,7 +67,7 @@ class Row:
     images: int
     """Test images that were attacked."""
     effort: str
-    """What the attacker spent: pictures, queries, steps."""
+    """Effort of the attacker: pictures, queries, steps."""
     seconds: float
     """Processor time of the attack, its training included."""
     counts: bool = True
@@ -75,8 +75,8 @@ class Row:
 
 
 def counts(row: Row, rows: Iterable[Row]) -> bool:
-    """True if a low figure of this attack says something of the encoder: the same attack, on the same network's first
-    convolution in any form, must have reached `PROVEN_SSIM`. Where pixels are sent there is nothing to prove."""
+    """True if a low figure of this attack is evidence about the encoder. For that, the same attack must have reached
+    `PROVEN_SSIM` on the same network's first convolution, in any form. If pixels are sent there is nothing to prove."""
     if row.encoder == Privacy.NONE:
         return True
     return any(

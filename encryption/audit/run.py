@@ -1,10 +1,9 @@
-"""The audit: every attack on every encoder asked for, with the figures beside which its success must be seen.
+"""The audit: every attack on every requested encoder, with the figures needed to judge its success.
 
-All attackers own the training images and their labels; the pictures attacked are test images. Who holds what:
-
-    least-squares, optimisation   the head's weights; the second also queries it, and begins where that leads
-    black-box                     no weights: sends pictures of its own through the head and sees what arrives
-    query-free                    the tail and the head's plan, and what arrived from others; no query
+All attackers own the training images and their labels; the attacked pictures are test images. The attacks differ in
+what the attacker holds. `least-squares` and `optimisation` have the head's weights; the second also queries the head,
+and starts from the first's result. `black-box` has no weights: it sends pictures through the head and sees the
+features. `query-free` has the tail, the head's plan, and features that arrived from others, but no queries.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Audit", "Budget", "run_audit"]
 
 _TASK = 50
 _KEPT = 500
-"""Of what is overheard, so much is kept to compare how values are spread; of the rest the means."""
+"""Most overheard features that are kept, to compare how values are spread; of the others, only the means are kept."""
 _OWN_HEAD_IMAGES = 60_000
 """Shown at most to the decoder against the query-free attacker's own head: what limits that attack is the head."""
 
@@ -46,7 +45,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What the attackers may spend, and on how many images their success is measured."""
+    """Budget of the attackers, and the number of images on which their success is measured."""
 
     images: int
     """Test images that the learned attacks and least squares reconstruct."""
@@ -57,11 +56,11 @@ class Budget:
     search: Search
     lessons: Lessons
     imitation_steps: int
-    """For which the query-free attacker trains a head of its own."""
+    """Steps for which the query-free attacker trains its head."""
     overheard: int
     """Images of others, features of which the query-free attacker has seen."""
     test_images: int
-    """On which the accuracy behind the encoder is measured; all that there are, if fewer."""
+    """Number of images on which the accuracy behind the encoder is measured; all if there are fewer."""
 
     @classmethod
     def standard(cls, images: int, queries: int) -> Budget:
@@ -94,17 +93,17 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What came out."""
+    """Result of an audit."""
 
     rows: tuple[Row, ...]
     reconstructions: tuple[Array, ...]
-    """Of each row, UINT8 `[n, h, w, 3]`, of the first test images."""
+    """Reconstructions of the first test images by row, UINT8 `[n, h, w, 3]`."""
     originals: Array
 
 
 @dataclass(kw_only=True)
 class _Bench:
-    """What all attacks of a run have in common."""
+    """State that all attacks of a run share."""
 
     folder: Path
     manifest: Manifest
@@ -146,7 +145,7 @@ class _Bench:
         return float(np.mean(logits_of(judge, images)[0].argmax(axis=1) == self.test.fine[: len(images)]))
 
     def accuracy(self, network: ModelEntry) -> tuple[float, int]:
-        """Of a network on pixels, and of how many test images."""
+        """Return the accuracy of a network on pixels, and the number of test images."""
         if network.name not in self._accuracies:
             images = self.test.take(np.arange(min(self.budget.test_images, len(self.test))))
             logits, _ = logits_of(self.load(network), images.images)
@@ -167,12 +166,13 @@ def run_audit(
 ) -> Audit:
     """Attack each subject in every way that applies to it.
 
-    An encoder other than a first convolution needs that of its network among the subjects, or its attacks do not count.
+    The attacks on an encoder that is not a first convolution count only if its network's first convolution is a
+    subject, too.
 
     Args:
-        folder: of the weights.
+        folder: weights folder.
         train: the attackers' images, labelled.
-        test: labelled; the first ones are attacked.
+        test: labelled images; the first ones are attacked.
 
     Raises:
         DataError: too few images, without labels, or of a size that a network does not take; or features for which
@@ -190,8 +190,8 @@ def run_audit(
     for subject in subjects:
         if test.images.shape[1:] != subject.network.input_shape:
             raise DataError(
-                f"{subject.network.name} takes images of {list(subject.network.input_shape)}; those of the data set "
-                f"are {list(test.images.shape[1:])}"
+                f"{subject.network.name} takes images of {list(subject.network.input_shape)}, but the data set has "
+                f"{list(test.images.shape[1:])}"
             )
         if subject.kind is not None:
             encoder = manifest.encoder(f"{subject.network.name}.{subject.kind}")
@@ -242,7 +242,7 @@ def _send_pixels(bench: _Bench, subject: Subject) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What an attack came back with."""
+    """Result of an attack."""
 
     attack: str
     images: Array
@@ -368,10 +368,10 @@ def _without_queries(bench: _Bench, target: Target, tail: OnnxModel, sent: Array
 
 
 def _overhear(bench: _Bench, target: Target, tail: OnnxModel, tell: Callable[[int, int], None]) -> tuple[Array, Array]:
-    """The first of what arrives from others, FP32 `[m, c, h, w]`, and the mean of all for each class.
+    """Return the first features from others, FP32 `[m, c, h, w]`, and the mean of all their features for each class.
 
-    Nobody labels what arrives: each image counts for a class with the probability that the tail gives it, which is
-    right on average where those are calibrated.
+    These features have no labels. Each image counts for a class with the tail's probability, which is right on average
+    if the probabilities are calibrated.
     """
     first: list[Array] = []
     sums, shares = np.zeros(()), np.zeros(())

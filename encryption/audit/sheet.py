@@ -17,7 +17,7 @@ __all__ = ["Strip", "draw_sheet"]
 _SIDE, _GAP, _MARGIN, _TEXT = 64, 2, 260, 15
 
 Strip = tuple[str, Array]
-"""What stands at the left, lines apart by a line feed, and images UINT8 `[n, h, w, 3]`."""
+"""Text at the left, with lines separated by line feeds, and images UINT8 `[n, h, w, 3]`."""
 
 
 def draw_sheet(strips: Sequence[Strip], path: Path) -> None:

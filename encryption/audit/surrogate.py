@@ -1,9 +1,9 @@
-"""Attack of an adversary that neither has the head's weights nor can query it: it trains a surrogate head.
+"""Attack by an adversary that has neither the head's weights nor queries: it trains a surrogate head.
 
 He et al., Model inversion attacks against collaborative inference, 2019, section 4.3: an attacker who holds the tail
-trains a head on its own pictures and inverts that one. Here the surrogate is trained to give, for the pictures of each
-class, the features for which the tail answers that class, and to spread its values as the features that arrive do. It
-needs neither the pictures behind them nor any answer of the head.
+trains a head on its own pictures and inverts that head. Here the surrogate is trained so that the tail answers the
+class of each picture, and so that its values are spread like the received features. It needs neither the pictures
+behind these features nor any answer of the head.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Overheard", "train_surrogate"]
 _CLASSES, _OF_EACH = 8, 16
 """Classes of the pictures of each step, and pictures of each class."""
 _WEIGHT = 20.0
-"""Of the classes' means; their differences are small beside the spread within a class."""
+"""Weight of the classes' means in the loss; their differences are small compared with the spread within a class."""
 _SPREAD_IMAGES = 64
 _DIRECTIONS, _SAMPLES = 64, 4096
 _SIDES = (1, 3)
 _RATE = 0.1
-"""Of a weight's own size, per step at first."""
+"""Initial step size, as a share of the size of a weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,9 +36,9 @@ class Target:
     encoder: EncoderEntry
     form: str
     head: OnnxModel
-    """As the device runs it."""
+    """Head, computed by the device's own runtime."""
     head_file: bytes
-    """ONNX, for an attacker who has it, or knows its plan."""
+    """ONNX file, given to attackers that have the head or know its plan."""
     seed: int
     _noise: np.random.Generator = field(init=False)
 
@@ -54,7 +54,7 @@ class Target:
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
-        """Lowest and highest value that can arrive; None where features are sent as they are. Travels with them."""
+        """Lowest and highest value that can arrive; None if features are sent as they are. Travels with them."""
         if not self.rounds:
             return None
         encoder = self.encoder
@@ -68,13 +68,13 @@ class Target:
         return float(np.hypot(rounded, self.encoder.noise))
 
     def send(self, images: Array) -> Array:
-        """What arrives, FP32 `[n, c, h, w]`, when the device sends images UINT8 `[n, h, w, 3]`: with the noise, in the
-        precision and within the bounds of the form."""
+        """Return the features that arrive when the device sends images, UINT8 `[n, h, w, 3]`: FP32 `[n, c, h, w]`, with
+        the noise, the precision and the bounds of the form."""
         parts = [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
         return np.concatenate([self.transmit(self.head.run({"images": part}, [FEATURES])[FEATURES]) for part in parts])
 
     def transmit(self, features: Array) -> Array:
-        """What arrives of features FP32 `[n, c, h, w]`."""
+        """Return features FP32 `[n, c, h, w]` as they arrive."""
         if self.encoder.noise:
             # Fresh each time, which is more than an attacker gets to see: a device repeats the noise of an image.
             drawn = self._noise.standard_normal(features.shape, dtype=np.float32)
@@ -82,7 +82,7 @@ class Target:
         return unpack(self.encoder, self._pack(features))
 
     def payload(self, images: Array) -> bytes:
-        """What stands on the wire for a task, as the device makes it: UINT8 is compressed."""
+        """Return the bytes that the device sends for a task; UINT8 is compressed."""
         features = self.head.run({"images": images}, [FEATURES])[FEATURES]
         if self.encoder.noise:
             features = features + draw_noise(self.encoder, images, np.zeros((len(images), KEY_BYTES), np.uint8))
@@ -105,8 +105,8 @@ class Target:
         return OnnxNetwork(self.head_file)
 
     def surrogate(self, seed: int) -> OnnxNetwork:
-        """A head of the same layers with weights of its own, drawn at random, for an attacker who knows its plan only;
-        nothing within it is rounded."""
+        """Return a head with the same layers and randomly drawn weights. An attacker that knows only the head's plan
+        uses it. Nothing in it is rounded."""
         torch.manual_seed(seed)
         network = OnnxNetwork(dequantize_onnx(self.head_file))
         for layer in network.layers():

@@ -19,8 +19,8 @@ __all__ = ["PRIORS", "Arrived", "Search", "is_linear", "least_squares", "optimis
 
 _GREY = 127.5
 _PIXEL_DEVIATION = 8.0
-"""How far from grey pixels are taken to be where the features say little, of 0 to 255. Pictures reach farther, but what
-a convolution hides is fine detail, of which there is little."""
+"""Assumed deviation of pixels (0 to 255) from grey where the features reveal little. Pictures deviate more, but a
+convolution hides fine detail, of which there is little."""
 PRIORS = (1e-3, 1e-2, 1e-1)
 """Weights of the total variation that are tried; the error of the features is a share of their variance."""
 _RATE = 0.05
@@ -44,14 +44,14 @@ def is_linear(head: OnnxNetwork, shape: Sequence[int]) -> bool:
 def least_squares(
     head: OnnxNetwork, target: Target, sent: Array, steps: int, tell: Tell = lambda done, of: None
 ) -> Array:
-    """The images whose features are nearest to those that arrived, for a linear head.
+    """Return the images whose features are nearest to the received ones. Only with a linear head.
 
-    Values at the ends of the range may have been cut off, so they are left out: each of the others gives a linear
-    equation. The conjugate gradient method solves the normal equations, with a slight pull to grey for the knowledge of
-    pictures and of the rounding: one equation of weight `(deviation of the target / 8)^2` for each pixel.
+    Values at the ends of the range may have been clipped, so they are left out: each of the others gives a linear
+    equation. The conjugate gradient method solves the normal equations. A slight pull to grey stands for the knowledge
+    of pictures and of the rounding: one equation of weight `(deviation of the target / 8)^2` per pixel.
 
     Args:
-        head: the target's, with its weights.
+        head: the target's head, with its weights.
         sent: FP32 `[n, c, h, w]`.
         steps: number of steps of the conjugate gradient method.
 
@@ -98,7 +98,7 @@ def least_squares(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How long the optimisation searches."""
+    """Length of the search by optimisation."""
 
     steps: int
     own_images: int

@@ -34,15 +34,15 @@ def compare_encoders(
     seed: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Front:
-    """Attack the learned encoder of `network` in each weights folder as `terrace privacy audit` does, and measure what
-    it costs. The images attacked, and those of the accuracy, are those that training held out: a setting is chosen by
-    this comparison, and the test images are for what was chosen.
+    """Attack the learned encoder of `network` in each weights folder, in the same way that `terrace privacy audit`
+    does, and measure its costs. The attacked images, and the images for the accuracy, were held out from training: this
+    comparison chooses a setting, and the test images are only for the chosen one.
 
     Args:
-        places: weights folders that `export_encoder` wrote; the first one's networks are what all are compared with.
-        images: held-out images that are attacked; all that there are, if fewer.
+        places: weights folders that `export_encoder` wrote; all are compared with the networks of the first one.
+        images: number of held-out images to attack; all if there are fewer.
         queries: pictures that each attacker shows its decoder.
-        say: told what is going on.
+        say: called with lines about the progress.
 
     Raises:
         InvalidInput: no folder.

@@ -32,11 +32,10 @@ class BodyConfig(Frozen):
 
 
 class EncoderConfig(Frozen):
-    """The part that runs on the device, and what it sends.
+    """The part that runs on the device, and its features.
 
-    It consists either of convolutions of its own (`widths`, `strides`), or of the first convolution and some blocks
-    (`keep`) of the upper network or of `body`, which start with that network's weights. A last convolution makes the
-    features.
+    It consists either of new convolutions (`widths`, `strides`), or of the first convolution and some blocks (`keep`)
+    of the upper network or of `body`, which start with that network's weights. A last convolution makes the features.
     """
 
     widths: tuple[PositiveInt, ...] = ()
@@ -44,14 +43,14 @@ class EncoderConfig(Frozen):
     strides: tuple[Literal[1, 2], ...] = ()
     """Their strides."""
     keep: tuple[NonNegativeInt, ...] = ()
-    """Which of that network's blocks it has."""
+    """Numbers of the blocks that it takes from that network."""
     body: BodyConfig | None = None
     inner: float = Field(1.0, ge=1, le=1, exclude=True)
     """Only in records of earlier versions."""
     channels: PositiveInt
     """Channels of the features."""
     levels: Literal[2, 4, 8, 16, 32, 64, 128, 256]
-    """How many values a feature can take: 0, 1/(levels - 1), ..., 1."""
+    """Number of values that a feature can take: 0, 1/(levels - 1), ..., 1."""
     noise: NonNegativeFloat
     """Standard deviation of the Gaussian noise that is added before rounding to a level."""
     cut: NonNegativeInt
@@ -60,7 +59,7 @@ class EncoderConfig(Frozen):
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> EncoderConfig:
         if bool(self.widths) == bool(self.keep):
-            raise ValueError("an encoder has either convolutions of its own (widths) or blocks of the network (keep)")
+            raise ValueError("an encoder has either new convolutions (widths) or blocks of the network (keep)")
         if len(self.widths) != len(self.strides):
             raise ValueError(f"{len(self.widths)} widths need as many strides, not {len(self.strides)}")
         if self.body is not None and not self.keep:
@@ -74,7 +73,7 @@ class AdversaryConfig(Frozen):
     """The decoder that learns alongside to reconstruct the images, and how much the encoder minds."""
 
     weight: NonNegativeFloat
-    """Of the decoder's SSIM in the encoder's loss; 0 for an encoder that does not care."""
+    """Weight of the decoder's SSIM in the encoder's loss; 0 for an encoder that ignores the decoder."""
     ramp_epochs: NonNegativeFloat = 1.0
     """Epochs in which the weight rises from zero."""
     width: PositiveInt = 96
@@ -94,11 +93,11 @@ class BottleneckConfig(TrainConfig):
     upper: str
     """The upper network's name in the manifest."""
     start: Literal["shipped", "run", "random"] = "shipped"
-    """Where the first weights come from: the file of the manifest (ResNet alone), the checkpoint of the network's own
-    training run, or nowhere."""
+    """Source of the first weights: the manifest's file (only ResNet), the checkpoint of the network's own training run,
+    or none."""
     initial: None = None
     hint_epochs: NonNegativeInt = 0
-    """Epochs before the first in which the head alone learns to give what the replaced blocks give (FitNets,
+    """Epochs before the first in which only the head learns, to give the output of the replaced blocks (FitNets,
     arXiv:1412.6550)."""
     encoder: EncoderConfig
     adversary: AdversaryConfig

@@ -62,10 +62,11 @@ def export_encoder(
     Args:
         folder: the run folder.
         dataset: the data set that it was trained on.
-        into: weights folder that has the upper network; begun as a copy of the bundled one where there is none. Its
-            folder of records gets copies of the training records, of the run and of those that its weights come from.
-        noise: of the device, in place of the configuration's.
-        say: told what is going on.
+        into: weights folder that has the upper network; if it is missing, it begins as a copy of the bundled one. Its
+            folder of records gets copies of the training records: of the run, and of the runs that its weights come
+            from.
+        noise: noise of the device instead of the configuration's.
+        say: called with lines about the progress.
 
     Raises:
         WeightsError: the folder has no checkpoint, one of a run with another name, or one for another hierarchy than

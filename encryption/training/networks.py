@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
 
 def transmit(features: Tensor, config: EncoderConfig) -> Tensor:
-    """What arrives above: noise is added, then each value is rounded to one of the levels.
+    """Return the features that arrive above: noise is added, then each value is rounded to one of the levels.
 
     Gradients pass as if nothing had been rounded (straight-through estimate, arXiv:1308.3432), and stop where a
     value leaves [0, 1].

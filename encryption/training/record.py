@@ -1,4 +1,4 @@
-"""The record of an encoder's training run, as it is kept beside the weights."""
+"""The record of an encoder's training run, kept next to the weights."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def train_encoder(
     upper_runs: Path,
     weights: Path | None = None,
 ) -> EncoderRecord:
-    """Train `config` in the folder `runs / config.name`, or go on with what is there.
+    """Train `config` in the folder `runs / config.name`, or continue the run in it.
 
     Leaves `checkpoint.pt`, `log.txt` and `record.json`, the log brought up to date after every epoch,
     the record with every checkpoint.
@@ -46,7 +46,7 @@ def train_encoder(
     Args:
         runs: folder of all runs of encoders; a teacher's answers are kept here too.
         upper_runs: folder of the runs of `terrace models train` that `start = "run"` and `encoder.body` read.
-        weights: folder of the shipped networks; the bundled one unless given.
+        weights: folder of the shipped networks; default: the bundled one.
 
     Raises:
         ProviderUnavailable: torch cannot use the device.

@@ -32,7 +32,7 @@ def load_shipped(network: nn.Module, name: str, known: Statistics, images: np.nd
     """Fill `network`, whose batch normalisation the shipped file has folded into convolutions, from that file.
 
     The normalisation is restored from the mean and variance that each convolution's output has over `images`, so that
-    the network can be trained at the usual rates. The answers stay those of the shipped one.
+    the network can be trained at the usual rates. The answers stay the same.
 
     Args:
         network: a ResNet34 of the same options; left in evaluation mode.

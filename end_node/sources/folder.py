@@ -375,7 +375,7 @@ class _Watcher:
 
     def __init__(self, root: str, folders: frozenset[str], report: Callable[[Sequence[str]], None]) -> None:
         self.trouble = ""
-        """Why changes are not noticed any more."""
+        """Reason why changes are not noticed any more."""
         self.folders = folders
         self._root = root
         self._report = report

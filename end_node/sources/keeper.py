@@ -28,7 +28,7 @@ _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 1.0
 """A stream that was cut has to be back within 5 s."""
 _LONGEST_POLITE_S = 5.0
-"""For a snapshot, whose server has other clients, and for what a person has to mend."""
+"""Longest wait for a snapshot, whose server has other clients, and for a fault that a person has to mend."""
 _STEADY_S = 5.0
 """A source that ran for this long begins again with the shortest pause."""
 
@@ -41,7 +41,7 @@ class SourceStatus(Struct, frozen=True, kw_only=True):
     """"" as long as it is unknown."""
     state: SourceState
     reason: str = ""
-    """Why it waits."""
+    """Reason why it waits."""
     taken: int = 0
     """Pictures taken since the node started."""
     skipped: int = 0

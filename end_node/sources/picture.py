@@ -21,7 +21,7 @@ class TakenPicture(Struct, frozen=True, kw_only=True):
     content: bytes
     """A JPEG, PNG or WebP file; a frame of a video comes as a JPEG."""
     taken_s: float = msgspec.field(default_factory=time.monotonic)
-    """When it was taken, on the clock of `time.monotonic`."""
+    """Time at which it was taken, on the clock of `time.monotonic`."""
     name: str = ""
     """Name of its file, relative to the folder."""
     mark: str = ""

@@ -30,7 +30,7 @@ _MARK_BYTES = 32
 _ROW_BYTES, _PICTURE_BYTES = 280, 800
 """Room for an answer with its indexes, and for a picture beyond its own bytes, on average."""
 _HIGHEST = 2**52
-"""Above it, a scheduler answers nonsense."""
+"""Highest plausible number: above it, a scheduler's answer is wrong."""
 _TRAFFIC_MINUTES = 48 * 60
 _CHUNK = 200
 """Rows that one transaction changes, where there may be millions."""

@@ -35,7 +35,7 @@ class SourceNews:
         """A batch with these states has arrived.
 
         Args:
-            alone: True if it held no observation.
+            alone: True if the batch held no observation.
         """
         self._sent, self._since = sources, None
         if alone:

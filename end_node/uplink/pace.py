@@ -20,7 +20,7 @@ from tierkit.pacing import TokenBucket
 __all__ = ["Pace"]
 
 _NOTE_S = 10.0
-"""Between two notes in the spool of the bytes spent: a crash forgets no more than these."""
+"""Seconds between two notes in the spool of the bytes spent: a crash forgets no more than these."""
 _LINGER_S = 0.2
 """Without a budget, answers that come within this time leave together."""
 _BATCHES_PER_S, _BATCHES_AT_ONCE = 0.5, 5
@@ -33,7 +33,7 @@ class Pace:
 
     Args:
         limits: of the uplink.
-        tls: whether the scheduler is reached by https.
+        tls: True if the scheduler is reached by https.
         clock: seconds of elapsed time, suspension of the machine included.
     """
 

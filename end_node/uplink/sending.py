@@ -122,7 +122,7 @@ class Rests:
 
     def __init__(self) -> None:
         self._pictures: dict[int, tuple[int, float]] = {}
-        """By key: how often each has failed, and until when it rests."""
+        """By key: number of failures, and the time until which it rests."""
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -188,7 +188,7 @@ class Uplink:
         self._failures = 0
         self._rest_until = 0.0
         self.trouble = ""
-        """Why the last picture did not reach an upstream node; "" if it did."""
+        """Reason why the last picture did not reach an upstream node; "" if it did."""
         self.reason = "" if scheduler else "the node has no scheduler"
 
     @property

@@ -47,10 +47,10 @@ __all__ = ["create_app"]
 def create_app(
     settings: SchedulerSettings, lifecycle: Lifecycle, middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
 ) -> FastAPI:
-    """The application; its lifespan is that of the scheduler behind it.
+    """Return the application; its lifespan is the scheduler's.
 
     Args:
-        middlewares: that the scheduler's own requests pass.
+        middlewares: aiohttp middlewares that the scheduler's own requests pass through.
     """
 
     @asynccontextmanager

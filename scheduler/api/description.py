@@ -62,7 +62,7 @@ def describe(app: FastAPI) -> None:
 def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
     """
     Args:
-        closed: whether this service asks for tokens.
+        closed: True if this service asks for tokens.
     """
     components = made["components"]
     schemas: dict[str, Any] = components["schemas"]
@@ -105,8 +105,8 @@ def _as_error(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tidy(found: Any, schemas: dict[str, Any]) -> None:
-    """Bring the definitions inside schemas that routes have written themselves to those of the whole document, and
-    write tuples of one kind as arrays: not every tool knows `prefixItems`."""
+    """Move the definitions inside the schemas of routes to the definitions of the whole document, and write tuples of
+    one kind as arrays: not every tool knows `prefixItems`."""
     if isinstance(found, dict):
         for name, schema in found.pop("$defs", {}).items():
             _tidy(schema, schemas)

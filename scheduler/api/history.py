@@ -73,8 +73,8 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
 )
 async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Response:
-    """Nodes, links with what passes them, unfinished jobs: all for operators, for others their own. Made once a second
-    at most. With `site` also the nodes of other sites and of none that its devices use."""
+    """Nodes, links with their traffic, and unfinished jobs: all for operators, and for other callers their own jobs.
+    Made at most once a second. With `site`, it also holds the nodes of other sites and of none that its devices use."""
     return Response(
         snapshots.json(only_of(caller), seen), media_type="application/json", headers={**NO_STORE, **NOSNIFF}
     )
@@ -91,7 +91,7 @@ async def follow_fleet(
     still_admitted: StillAdmitted,
     snapshots: Newest,
     seen_sites: SeenSites,
-    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
 ) -> StreamingResponse:
     """`snapshot` carries what `GET /v1/fleet` answers: at once, each second, and where a node changes. `happened`
     carries an event of the history; with `Last-Event-ID`, those that were missed come first."""
@@ -132,8 +132,8 @@ async def get_history(
     seen: SeenSites,
     minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
 ) -> Response:
-    """A row per step in each column, of the whole fleet; null where nothing was measured. With `site`, the events
-    of this site. It begins anew with each start of the scheduler."""
+    """A row per step in each column, of the whole fleet; null if nothing was measured. With `site`, the events of
+    this site. It begins again with each start of the scheduler."""
     record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes
     ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes

@@ -107,11 +107,11 @@ async def _seen(
 
 
 JobId = Annotated[str, Depends(_seen)]
-"""For those who look after the fleet any job, for others one of their own."""
+"""Id of a job: any job for operators, and only their own for other callers."""
 Cursor = Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")]
 JobCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9a-f]{20}$"})]
 AttemptCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9]{1,9}-[0-9]{1,9}$"})]
-OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")]
+OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only entries of this task.")]
 
 
 async def _sought(
@@ -153,7 +153,7 @@ async def submit(
         str | None, Header(description="Names this submission: the same again answers with the same job.")
     ] = None,
 ) -> Job:
-    """The job is stored when this answers; its progress is at `Location`. Policy fields stand in the query or, with a
+    """The job is stored when this answers; its progress is at `Location`. Policy fields belong in the query or, with a
     form, in the form."""
     allowance = allowance_of(caller)
     job, is_new = await submission.submit(
@@ -174,7 +174,7 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: JobCursor = None,
 ) -> JobPage:
-    """All of them for operators, for others their own."""
+    """All jobs for operators, and only their own for other callers."""
     return await query.page(scheduler, sought, limit=limit, cursor=cursor)
 
 
@@ -206,7 +206,7 @@ async def get_results(
     format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
     bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
-    """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
+    """While the job runs, the results so far; afterwards all images. The header `Terrace-Job-State` gives the state."""
     state, rows = await query.results(scheduler, job_id)
     headers = {"Terrace-Job-State": state, **NOSNIFF}
     if format == "csv":
@@ -259,7 +259,7 @@ async def get_events(
     caller: CallerOf,
     may_go_on: StillAdmitted,
     job_id: JobId,
-    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
     only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
 ) -> StreamingResponse:
     """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the

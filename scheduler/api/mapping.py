@@ -127,7 +127,7 @@ def _planned(placement: Placement, pilot: Pilot, site: str, now: float) -> list[
 
 
 def _formulas(placement: Placement, scheme: Scheme, site: str, *, tasks: int, now: float) -> dict[str, dict[str, Any]]:
-    """Eq. 1 to 6 of the paper for a site, and the bound of the scheme; a value is null where the tier that it is about
+    """Eq. 1 to 6 of the paper for a site, and the bound of the scheme; a value is null if the tier that it is about
     has no node. The equations count a site's share of the cloud nodes of no site, the bound all of them: no order of
     the tasks is faster, whatever other sites do."""
     times, n_ends = placement.times(now, site), len(placement.alive_ends(now, site))

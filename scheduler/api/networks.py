@@ -85,7 +85,7 @@ async def get_weights(
     name: str,
     sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
 ) -> Response:
-    """Of the release in force, or of any other by its sha256."""
+    """Weights of the release in force, or of any other by its sha256."""
     entry = scheduler.releases.file(name, sha256)
     etag = f'"{entry.sha256}"'
     if request.headers.get("if-none-match") == etag:

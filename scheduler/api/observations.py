@@ -200,8 +200,8 @@ async def list_observations(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
 ) -> Response:
-    """By the time at which the pictures were taken. A search takes a bounded time: a page may be short, or empty, and
-    have a `next_cursor` all the same."""
+    """Observations in the order in which the pictures were taken. A search takes a bounded time: a page may be short,
+    or empty, and have a `next_cursor` all the same."""
     rows, next_cursor = await scheduler.observations.page(sought, limit, cursor)
     content = msgspec.json.encode({"observations": rows, "next_cursor": next_cursor})
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
@@ -221,8 +221,8 @@ async def export_observations(
     format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
     bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
-    """By node, source and sequence number. Without a filter of the content, a line of JSON with `gap` names numbers
-    that the device has lost."""
+    """Observations in the order of node, source and sequence number. Without a filter of the content, a line of JSON
+    with `gap` names numbers that the device has lost."""
     lines = scheduler.observations.lines(sought, after)
     if format == "csv":
         pictures = _pictures_of(lines)

@@ -35,7 +35,7 @@ async def put_offer(scheduler: Service, caller: CallerOf, offer_id: OfferId, sai
 
 @offers.get("/v1/offers", response_model=OfferList, summary="Hosts on which a run can be started", dependencies=USERS)
 async def list_offers(scheduler: Service, caller: CallerOf) -> OfferList:
-    """For operators all, for users those that their own hosts make."""
+    """All offers for operators, and only their own hosts' offers for users."""
     return OfferList(offers=scheduler.runs.offers.seen_by(only_of(caller)))
 
 

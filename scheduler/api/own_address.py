@@ -44,7 +44,7 @@ class OwnAddress:
         )
 
     async def _addresses(self, host: str) -> set[Address]:
-        """The addresses of a name; none where it has none, or they are not known in time."""
+        """The addresses of a name; none if it has none, or they are not known in time."""
         try:
             async with asyncio.timeout(_LOOKUP_S):
                 await self._lookups.acquire()

@@ -62,7 +62,7 @@ pages = APIRouter(include_in_schema=False, dependencies=CHECKS)
 
 @cache
 def _files() -> dict[str, bytes]:
-    """By name: the modules and styles of the pages, of which most is Swagger UI."""
+    """Return the modules and styles of the pages by name. Most of them belong to Swagger UI."""
     found = (path for folder in _FOLDERS for path in sorted(folder.iterdir()) if path.suffix in (".js", ".css", ".svg"))
     return {path.name: path.read_bytes() for path in found}
 

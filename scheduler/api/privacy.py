@@ -20,7 +20,7 @@ from tierkit.errors import DataError, NotFound
 __all__ = ["has_audit", "privacy"]
 
 _FOLDER = "privacy"
-"""Of the state folder or the model set."""
+"""Folder of the audit in the state folder or the model set."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Found = tuple[Literal["state", "models", "bundled"], Path, KeptAudit]
 
 
 def _find(settings: SchedulerSettings) -> Found:
-    """The audit of the state folder, else that of the model set. Blocks.
+    """Return the audit of the state folder, else the audit of the model set. Blocks.
 
     Raises:
         NotFound: there is none, or it is damaged.
@@ -90,7 +90,7 @@ async def get_audit_picture(
     scheduler: Service,
     picture: Annotated[str, InPath(pattern="^(originals|[0-9]{1,3})$", description="`originals`, or a row from 0.")],
 ) -> Response:
-    """At most 8, those of the originals in the same order."""
+    """At most 8 pictures, in the order of the originals."""
     _, folder, _ = await asyncio.to_thread(_find, scheduler.settings)
     content = await asyncio.to_thread(read_picture, folder, picture)
     if content is None:

@@ -1,6 +1,6 @@
 """Dependencies that routes share: the scheduler, the caller and its role, rate limits, checks of queries and bodies.
 
-Where the scheduler asks for no token, every caller may use every route.
+If the scheduler asks for no token, every caller may use every route.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 NDJSON = "application/x-ndjson"
 _NODE = NODE_HEADER.lower().encode()
 UPLOAD_FIELDS = "x-upload-fields"
-"""Mark of routes whose query holds policy fields: the reader of the upload checks them with those of the form."""
+"""Mark of routes whose query holds policy fields: the reader of the upload checks them together with the form's
+fields."""
 
 
 # FastAPI sends plain functions to a thread, which costs more than what these do.
@@ -76,7 +77,7 @@ async def _caller(request: Request) -> Caller | None:
 
 
 CallerOf = Annotated[Caller | None, Depends(_caller)]
-"""The sender of the request; None where no token is asked for."""
+"""The sender of the request; None if no token is asked for."""
 
 
 async def for_users(caller: CallerOf) -> None:
@@ -110,12 +111,13 @@ async def for_admins(caller: CallerOf) -> None:
 
 
 def only_of(caller: Caller | None) -> str | None:
-    """Whose jobs alone the caller may see; None: all."""
+    """Name of the owner to whose jobs the caller is limited; None for all jobs."""
     return None if caller is None or caller.may("operator") else caller.name
 
 
 async def for_nodes(request: Request, scheduler: Service, caller: CallerOf) -> None:
-    """A route for nodes. Raises Forbidden for others; a node that shows the token of somebody else is told of."""
+    """Admit nodes to a route. Raises Forbidden for other callers; a node with another node's token is noted on the
+    device list."""
     if caller is not None:
         try:
             caller.need("node")
@@ -125,7 +127,7 @@ async def for_nodes(request: Request, scheduler: Service, caller: CallerOf) -> N
 
 
 def note_refusal(scheduler: Scheduler, scope: Scope, error: TerraceError) -> None:
-    """A node whose token is refused is told of on the device list."""
+    """Note on the device list that a node's token was refused."""
     for name, value in scope["headers"]:
         if name == _NODE:
             scheduler.dispatcher.handle(events.TurnedAway(value.decode("latin-1"), str(error)))
@@ -154,7 +156,7 @@ SeenSites = Annotated[SitesSeen, Depends(_only_site)]
 
 
 def allowance_of(caller: Caller | None) -> Allowance:
-    """The limits of a caller; none where no token is asked for."""
+    """The limits of a caller; none if no token is asked for."""
     return (caller and caller.allowance) or UNLIMITED
 
 
@@ -164,7 +166,7 @@ async def still_admitted(request: Request, caller: CallerOf) -> Callable[[], boo
 
 
 StillAdmitted = Annotated[Callable[[], bool], Depends(still_admitted)]
-"""Asks whether the caller's token is still valid, for what takes long."""
+"""Returns True while the caller's token is valid; used by answers that take long."""
 
 
 async def metered(
@@ -203,7 +205,7 @@ class SmallBody(APIRoute):
     """A route whose JSON is read on the event loop: it is bounded while it comes, before anything is done with it."""
 
     most_bytes = 64 * 1024
-    """A heartbeat has a few hundred bytes, the longest registration some 40 kB."""
+    """A heartbeat has a few hundred bytes, the longest registration about 40 kB."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -222,7 +224,7 @@ class SmallBody(APIRoute):
 
 
 MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "Nothing has this name."}}
-"""What a route answers besides where it is asked for something."""
+"""Further answer of a route that is asked for a named thing."""
 
 CHECKS = [Depends(_check_query)]
 USERS = [Depends(for_users)]

@@ -46,16 +46,16 @@ from tierkit.wire.runs import (
 __all__ = ["runs"]
 
 _SHORT_NAME = 20
-"""Characters of the inviter's name in that of an invitation."""
+"""Characters of the inviter's name in the name of an invitation."""
 
 
 class _ReportBody(SmallBody):
     most_bytes = 512 * 1024
-    """A thousand workers, and a result, are some 250 kB."""
+    """A report of a thousand workers, with a result, has about 250 kB."""
 
 
 async def _sight(caller: CallerOf) -> Sight:
-    """Operators see all runs, users their own, workers those without an end, guests that of their invitation."""
+    """Operators see all runs, users their own, workers all unfinished runs, and guests the run of their invitation."""
     if caller is not None and caller.role in ("worker", "guest"):
         return Sight(unended=True, run=None if caller.entry is None else caller.entry.run)
     return Sight(owner=only_of(caller))
@@ -80,7 +80,7 @@ runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_Repor
         409: {"description": "The id is the run of somebody else, or this run has ended."},
         429: {"description": "Too many runs, or unfinished jobs and runs, of this caller."},
     },
-    summary="Begin a training run, or go on with it",
+    summary="Begin a training run, or continue it",
     dependencies=USERS,
 )
 async def begin(
@@ -132,7 +132,7 @@ async def list_runs(
         ),
     ] = None,
 ) -> RunPage:
-    """All of them for operators, for users their own, for workers those that have not ended."""
+    """All runs for operators, their own for users, and all unfinished runs for workers."""
     return await scheduler.runs.page(limit=limit, cursor=cursor, sight=sight)
 
 
@@ -175,9 +175,9 @@ async def get_events(
     dependencies=USERS_AND_WORKERS,
 )
 async def match(request: Request, scheduler: Service, caller: CallerOf, sight: Seen, offer: WorkerOffer) -> RunMatch:
-    """The oldest run that still wants workers, or the one that is chosen. 503 while none wants this worker, or the host
-    of the chosen one is not heard: ask again. The host is shown the `ticket`, never the token. A caller that came by
-    https is sent to https alone."""
+    """The oldest run that still wants workers, or the chosen run. 503 while no run wants this worker, or the host of
+    the chosen run is not heard: ask again. The host is shown the `ticket`, never the token. A caller that came by https
+    is sent only to https."""
     if caller is not None:
         caller.check_claim(offer.name)
     asks = _name(caller) or (request.client.host if request.client is not None else "")
@@ -218,7 +218,8 @@ def _used(entry: TokenEntry, token: TokenEntry, worker: str) -> TokenEntry:
 async def invite(
     request: Request, scheduler: Service, caller: CallerOf, sight: Seen, run_id: RunId, wanted: InvitationWish
 ) -> Invitation:
-    """A token of the role worker for this run alone. A use is a name under which a worker comes with it."""
+    """A token of the role worker that is valid only for this run. A use is a name under which a worker comes with
+    it."""
     run = await scheduler.runs.view(run_id, sight)
     if run.state.final:
         raise Conflict(f"run {run_id} is {run.state} already")

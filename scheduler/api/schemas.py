@@ -16,7 +16,7 @@ __all__ = ["AdaptiveReport", "AuditReport", "MappingReport", "Pair", "SignIn", "
 
 
 class SignIn(BaseModel):
-    """What a browser exchanges for a session."""
+    """Token that a browser exchanges for a session."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,7 +33,7 @@ class WhoAmI(BaseModel):
 
 
 class Pair(BaseModel):
-    """Where an end device sends its tasks on."""
+    """Upstream nodes of an end device."""
 
     end: str
     upstream: list[str] = Field(description="In the order in which the device tries them.")
@@ -94,11 +94,11 @@ class MappingReport(BaseModel):
 
 
 class AuditReport(KeptAudit):
-    """What the encoders gave away of pictures when they were attacked."""
+    """Results of attacks on the encoders: the parts of pictures that their features gave away."""
 
     source: Literal["state", "models", "bundled"] = Field(
-        description="Where it is kept: in the state folder, in the model set, or with the networks of Terrace itself."
+        description="Place of the audit: the state folder, the model set, or the networks bundled with Terrace."
     )
     outdated: tuple[str, ...] = Field(
-        description="Encoders whose head is another one in this fleet, or missing: the figures are not about those."
+        description="Encoders whose head is another one in this fleet, or missing: the figures do not apply to these."
     )

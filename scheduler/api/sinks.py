@@ -85,7 +85,7 @@ async def pause(scheduler: Service, caller: CallerOf, name: Name) -> SinkNow:
 
 @sinks.delete("/v1/sinks/{name}/pause", response_model=SinkNow, responses=MISSING, summary="Deliver again")
 async def resume(scheduler: Service, name: Name) -> SinkNow:
-    """Over a new connection, which reads the files with secrets again."""
+    """Resumes delivery over a new connection, which reads the files with secrets again."""
     return _now(scheduler, await scheduler.sinks.resume(name))
 
 
@@ -115,7 +115,7 @@ async def dead(
 
 @sinks.post("/v1/sinks/{name}/replay", response_model=Replayed, responses=MISSING, summary="Deliver dead letters again")
 async def replay(scheduler: Service, name: Name, wanted: ReplayRequest) -> Replayed:
-    """In the background; those that fail again stay dead letters."""
+    """Delivers them again in the background; events that fail again stay dead letters."""
     return Replayed(count=await scheduler.sinks.replay(name, wanted.numbers))
 
 

@@ -38,7 +38,7 @@ class NodeNow:
     """The place to which it belongs; null: no site."""
     health: Health
     reason: str
-    """Why the failure detector thinks so."""
+    """Reason why the failure detector thinks so."""
     draining: bool
     """True if an operator or the node itself wants no new tasks for it."""
     trusted: bool
@@ -55,29 +55,29 @@ class NodeNow:
     """Tasks that it has now."""
     queued_images: int
     images_per_s: float
-    """That it answered in the last seconds."""
+    """Images per second that it answered in the last seconds."""
     ms_per_image: float | None
     """Speed by its latest answers; null before the first."""
     own_ms_per_image: float
-    """By its own measurement when it started."""
+    """Milliseconds per image by its own measurement at its start."""
     images_per_minute: int | None
     """Its power budget; null: no limit."""
     joined_at: float
     """Seconds since 1970."""
     last_seen: float | None
-    """Seconds since 1970; null where it is heard all the time."""
+    """Seconds since 1970; null if it is heard all the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkNow:
-    """From an end device to an upstream node."""
+    """Link from an end device to an upstream node."""
 
     end: str
     upper: str
     mapped: bool
     """True if the scheduler's own scheme sends the device's tasks there."""
     images_per_s: float
-    """That went there and were answered in the last seconds."""
+    """Images per second that went over it and were answered in the last seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Snapshots:
         self._version = -1
         self._newest: dict[SitesSeen, FleetSnapshot] = {}
         self._json: dict[tuple[str | None, SitesSeen], bytes] = {}
-        """By whose jobs and which sites it shows."""
+        """Snapshots by owner of the jobs and sites that they show."""
         self._mapped: tuple[int, dict[str, tuple[str, ...]]] = -1, {}
 
     @property

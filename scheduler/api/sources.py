@@ -159,7 +159,8 @@ async def set_rights(
     dependencies=USERS,
 )
 async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) -> SourcesReport:
-    """With the state of its spool and its uplink. Users see the sources that they own or may read."""
+    """Sources of a node, with the state of its spool and its uplink. Users see the sources that they own or may
+    read."""
     user, book = only_of(caller), scheduler.observations.book
     if user is not None and not any(node == node_id for node, _ in book.visible(user)):
         raise NotFound(f"no node {node_id!r} has sources that you may see")

@@ -47,13 +47,13 @@ OBSERVATION_CSV = (
 )
 """Columns of observations; those that results of jobs have too have the same names."""
 _ASK_AGAIN_S = 1.0
-"""How long a reader without a valid token may go on."""
+"""Seconds for which a reader without a valid token may continue."""
 
 _JSON = msgspec.json.Encoder(enc_hook=lambda view: view.model_dump(mode="json"))
 
 
 class Stream(StreamingResponse):
-    """Ends what it is made from with itself, also where it is cut off between two pieces."""
+    """Ends its generator when it ends, even if it is cut off between two pieces."""
 
     def __init__(
         self,

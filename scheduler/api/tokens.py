@@ -1,4 +1,4 @@
-"""Routes of tokens for admins: they change the same file as `terrace token`."""
+"""Routes of tokens for admins. They change the same file as the command `terrace token` does."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Name = Annotated[NodeId, Path()]
 
 
 class NewToken(TokenRights):
-    """What is wanted of a token; names as in the file of tokens."""
+    """Rights of a token to create; names are the same as in the file of tokens."""
 
     expires_s: Lifetime | None = Field(None, description="Valid for so long; null: until it is revoked.")
 
 
 class Rotation(BaseModel):
-    """How a token is exchanged for another of the same rights."""
+    """Exchange of a token for another one with the same rights."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -60,15 +60,15 @@ class Assignments:
     def __init__(self, window: int) -> None:
         self.window = window
         self.attempts: dict[int, Attempt] = {}
-        """By id, oldest first."""
+        """Attempts by id, oldest first."""
         self._at: dict[str, dict[int, Attempt]] = {}
-        """By node: the end device, and the upstream nodes that are asked first."""
+        """Attempts by node: the end device, and the upstream nodes that are asked first."""
         self._listed: dict[str, Device] = {}
         """End devices that may receive tasks."""
         self._all: dict[str | None, RoundRobin] = {None: RoundRobin()}
         self._free: dict[str | None, RoundRobin] = {None: RoundRobin()}
         self._open: dict[str | None, RoundRobin] = {None: RoundRobin()}
-        """By site, and of all."""
+        """Rings of end devices by site, and of all sites."""
         self._full: set[str] = set()
         self._touched: set[str] = set()
         """End devices that may have come to have room, or no room, since the rings were last brought up to date."""

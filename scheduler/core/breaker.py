@@ -37,7 +37,7 @@ class WrongAnswers(Struct, frozen=True, kw_only=True):
         return WrongAnswers(count=self.count + 1, at=now, reason=reason)
 
     def one_less(self) -> WrongAnswers:
-        """After one of them has turned out to be no fault of the node."""
+        """Return the count after one of the wrong answers has turned out to be no fault of the node."""
         return replace(self, count=self.count - 1) if self.count > 1 else WrongAnswers()
 
     def again(self, now: float) -> WrongAnswers:
@@ -54,7 +54,7 @@ class WrongAnswers(Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """In words; "" for none."""
+        """Reason in words; "" for none."""
         if not self.count:
             return ""
         which = "its last answer was wrong" if self.count == 1 else f"its last {self.count} answers were wrong"

@@ -22,7 +22,7 @@ class Point(NamedTuple):
     loss: float | None
     accuracy: float | None
     updates: int | None = None
-    """Total of all workers since the run began; None where it is not known, as in the next two."""
+    """Total of all workers since the run began; None if it is not known, as in the next two."""
     bytes_moved: int | None = None
     """Bytes of updates and weights."""
     staleness: float | None = None

@@ -136,7 +136,7 @@ class Device:
     suspect_after_s: float
     """Silence that its heartbeats so far allow."""
     progress_at: float
-    """When it last finished images or, having owed nothing, was given some."""
+    """Time at which it last finished images or, if it owed none, was given some."""
     leaving: bool = False
     """It has reported that it takes no tasks: it shuts down, or an operator has unloaded one of its models."""
     left: bool = False
@@ -171,7 +171,7 @@ class Device:
     listed: bool = False
     """True while it may receive tasks."""
     nodes: dict[int, Node | None] = field(default_factory=dict)
-    """The node as the mapping sees it, by release; None where it holds none of it. `placement.routes` sets it."""
+    """The node as the mapping sees it, by release; None if it holds none of it. `placement.routes` sets it."""
     barred: dict[str, str] = field(default_factory=dict)
     """Networks that get no work, by sha256, and why: they have not answered the probe pictures yet, or wrongly."""
     told: tuple[Health, bool] = (Health.ALIVE, True)
@@ -292,7 +292,7 @@ class Device:
         """An attempt on it ended with a wrong answer, or with none in time. Heartbeats do not clear it of that.
 
         Args:
-            counts: False where the task may be to blame as well: it rests no longer than it did.
+            counts: False if the task may be to blame as well: it rests no longer than it did.
         """
         return self._change_wrong(self.wrong.one_more(reason, now) if counts else self.wrong.again(now))
 

@@ -38,7 +38,7 @@ class JobGate(BaseModel):
     below: float | None
     """Images go up whose margin is smaller; None: all."""
     lower_sha256: str | None = None
-    """The weights that the threshold was tuned for; None where there is none."""
+    """The weights that the threshold was tuned for; None if there is none."""
     upper_sha256: str | None = None
     share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Held-out images that went up,"""
@@ -202,7 +202,7 @@ def check_routed(
     Whether the answers themselves are sound (node, labels) is not looked at.
 
     Args:
-        unsure: the images that its coarse answer called unsure by the first stage's threshold; None where it said
+        unsure: images that its coarse answer marked unsure by the first stage's threshold; None if it said
             nothing of that.
         damaged: the images that it cannot read; they go nowhere.
     """

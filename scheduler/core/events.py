@@ -40,7 +40,7 @@ class Restored(What, frozen=True):
 
     nodes: Sequence[KnownNode]
     sites: Mapping[str, Intent] = MappingProxyType({})
-    """What operators want with each site that is known."""
+    """Operator's intent for each known site."""
 
 
 class Registered(What, frozen=True):

@@ -81,7 +81,7 @@ class Change(NamedTuple):
     to_save: bool = False
     """The stored row of the node is out of date."""
     struck: Registration | None = None
-    """Of a node that is off the list now."""
+    """Registration of a node that is not on the list any more."""
     died: bool = False
     """It was dead before; else it has left."""
 
@@ -109,13 +109,13 @@ class Ledger:
         """True while the scheduler suspects itself, because it hears no node. No node dies of silence then,
         but one that refuses connections does."""
         self._sure_since = -math.inf
-        """When it last stopped doing so."""
+        """Time at which it last stopped doubting itself."""
         self._devices: dict[str, Device] = {}
         self._in_order: list[Device] = []
         self._present: dict[str, Device] = {}
-        """Those that have not been given up: what is judged again and again."""
+        """Devices that have not been given up; they are judged again and again."""
         self._alive: dict[tuple[Tier, str | None], list[Device]] = {(tier, None): [] for tier in Tier}
-        """By tier, of all sites and of each."""
+        """Alive devices by tier, of all sites and of each."""
         self._in_site: dict[str, dict[str, Device]] = {}
         """All nodes on the list, by site."""
         self._site_intents: dict[str, Intent] = {}
@@ -135,7 +135,7 @@ class Ledger:
         self._strangers: dict[str, Device] = {}
         """Nodes that were refused and are not on the list, the latest last."""
         self._turned_away: dict[Tier, tuple[float, str]] = {}
-        """By tier: when a node was refused whose token is for others, and why."""
+        """By tier: time and reason of the last refusal of a node whose token is for others."""
         self._feed: list[Change] = []
         """Changes since `take_changes`."""
         self.assigned = Assignments(window)
@@ -230,7 +230,7 @@ class Ledger:
         self._know_site(site, intent)
 
     def site_intent(self, site: str) -> Intent:
-        """What an operator wants with a site. Raises NotFound."""
+        """Return the operator's intent for a site. Raises NotFound."""
         if site not in self._site_intents:
             raise NotFound(f"no site {site!r} is known")
         return self._site_intents[site]
@@ -362,7 +362,7 @@ class Ledger:
         """Let the record of a node take evidence, and judge the node again. Evidence on another incarnation is dropped.
 
         Args:
-            take: a method of `Device`; it returns False where nothing has changed.
+            take: a method of `Device`; it returns False if nothing has changed.
         """
         device = self._current(node_id, incarnation)
         if device is not None and take(device, *what, **named):
@@ -584,7 +584,7 @@ class Ledger:
         ]
 
     def _views(self, tier: Tier, now: float, site: str | None) -> Iterator[DeviceView]:
-        """Those that take tasks."""
+        """Yield the nodes that take tasks."""
         known = self._present if site is None else self._in_site.get(site, {})
         there = (device for device in known.values() if device.tier is tier and device.takes_tasks)
         here = sorted((device for device in there if device.node_id in self._present), key=_order)

@@ -410,7 +410,7 @@ class Conclusion(NamedTuple):
 
     step: Step
     reason: str
-    """Sentences with the figures; what the trial waits for while it goes on."""
+    """Sentences with the figures; while the trial continues, they name what it waits for."""
 
 
 def conclude(guards: Sequence[GuardNow], *, elapsed_s: float, for_s: float, extended: bool) -> Conclusion:

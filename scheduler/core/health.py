@@ -58,7 +58,7 @@ class DetectorTimes(Struct, frozen=True, kw_only=True):
     """Seconds of the failure detector."""
 
     heartbeat_s: float
-    """Between two heartbeats of a node."""
+    """Seconds between two heartbeats of a node."""
     suspect_s: float
     """Silence after which a node is suspect at the latest, however irregular its heartbeats were."""
     probe_s: float
@@ -68,7 +68,7 @@ class DetectorTimes(Struct, frozen=True, kw_only=True):
     stall_s: float
     """Time without progress that is never held against a node."""
     set_aside_s: float
-    """For which a node is given nothing after a wrong answer; see `breaker`."""
+    """Seconds for which a node gets no tasks after a wrong answer; see `breaker`."""
 
     def stretched(self, lease_s: float) -> DetectorTimes:
         """The times for a node that asked for a long lease: it is late only when the lease has run out."""
@@ -84,8 +84,8 @@ class DetectorTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def doubt_s(self) -> float:
-        """For which the scheduler looks for the fault in itself at most, while it hears no node. If all have really
-        ended, that delays nothing but the news: no node is left to take their work."""
+        """Longest time for which the scheduler doubts itself while it hears no node. If all nodes have really ended,
+        that delays only the report: no node is left to take their work."""
         return 10 * self.lease_s
 
 
@@ -155,26 +155,26 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """All that is known for and against a node at one moment."""
 
     silent_s: float
-    """Since its last sign of life: a heartbeat, or an answer to a task."""
+    """Seconds since its last sign of life: a heartbeat, or an answer to a task."""
     suspect_after_s: float
     probe: Probe | None = None
     """Outcome of a probe that began after that sign of life."""
     reached: bool = False
     """True once this incarnation has answered a probe."""
     accusation: str | None = None
-    """Why an attempt on the node failed after that sign of life."""
+    """Reason why an attempt on the node failed after that sign of life."""
     wrong: str | None = None
-    """Why its answers are not wanted now, though it is there."""
+    """Reason why its answers are not wanted now, though it is there."""
     draining: bool = False
     """About to leave: it said so, or an operator did."""
     owed: int = 0
     """Images handed to it, or by its own word in its batch or before it."""
     ms_per_image: float = 0.0
-    """By its own measurement."""
+    """Milliseconds per image by its own measurement."""
     idle_s: float = 0.0
-    """Since its last progress, or since it got what it owes."""
+    """Seconds since its last progress, or since it got the images that it owes."""
     death: str | None = None
-    """Why it was given up before."""
+    """Reason why it was given up before."""
     removed: bool = False
     """Given up by an operator; final."""
 

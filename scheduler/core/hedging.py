@@ -16,7 +16,7 @@ __all__ = ["hedge_after_s", "hedge_at"]
 
 _HEDGE_QUANTILE = 0.95
 _HEDGE_SAMPLES = 10
-"""With fewer answers of a device its 95th percentile is unknown."""
+"""Least answers of a device: with fewer, its 95th percentile is unknown."""
 
 
 def hedge_after_s(durations_s: Sequence[float]) -> float | None:
@@ -29,7 +29,7 @@ def hedge_after_s(durations_s: Sequence[float]) -> float | None:
 
 
 def hedge_at(attempt: Attempt) -> float | None:
-    """When an attempt becomes a straggler; None if it may not be hedged."""
+    """Return the time at which an attempt becomes a straggler; None if it may not be hedged."""
     job, facts = attempt.job, attempt.facts
     alone = len(attempt.task.running) == 1 and attempt.phase is not Phase.ANSWERED
     if not alone or job.ending or job.facts.policy.recovery is not Recovery.MONITOR:

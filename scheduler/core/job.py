@@ -109,7 +109,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     kind: str
     """coarse | fine | fallback | failed"""
     ms: float
-    """From the task's first dispatch to the arrival of this answer."""
+    """Milliseconds from the task's first dispatch to the arrival of this answer."""
     request_id: str
     event: TaskEvent
     line: str
@@ -117,7 +117,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     site: str | None = None
     """Site of the device that gave a coarse answer; None: no site."""
     theta_cloud: float | None = None
-    """Of a fine answer in the scheme `mapping`: the cloud's planned share when its task was sent. Not stored."""
+    """The cloud's planned share when the task of a fine answer was sent in the scheme `mapping`. Not stored."""
 
 
 FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
@@ -130,7 +130,7 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     job_id: str
     task: int
     number: int
-    """From 1, in the order in which the task's attempts began."""
+    """Number of the attempt, from 1, in the order in which the task's attempts began."""
     node_id: str
     incarnation: str
     tier: Tier

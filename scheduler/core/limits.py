@@ -32,12 +32,12 @@ class TaskLimits(Struct, frozen=True, kw_only=True):
 
 
 def task_deadline(job: JobFacts, started: float | None, now: float) -> float:
-    """When a task must have its final answer; it counts from its first dispatch, or from now."""
+    """Return the time at which a task must have its final answer, counted from its first dispatch, or from now."""
     return min(job.deadline, (now if started is None else started) + job.policy.task_deadline_s)
 
 
 def attempt_deadline(limits: TaskLimits, job: JobFacts, started: float | None, now: float) -> float:
-    """When an attempt that begins now is given up."""
+    """Return the time at which an attempt that begins now is given up."""
     deadline = task_deadline(job, started, now)
     if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
         # The task may wait for as long as the job; one silent upstream node may not hold it that long.

@@ -75,7 +75,7 @@ class Label(Struct, frozen=True, kw_only=True):
     hierarchy: str
     """Digest of the classes that it numbers."""
     by: str | None
-    """Name of a token; None where no token was asked for."""
+    """Name of a token; None if no token was asked for."""
     at: float
     """Seconds since 1970."""
 
@@ -102,7 +102,7 @@ class KnownSource(Struct, frozen=True, kw_only=True):
     node_id: str
     source: str
     stored_elapsed: float
-    """When its latest batch was stored."""
+    """Time at which its latest batch was stored."""
     last: StoredObservation | None
     """The observation with the highest number; None if that number was lost or is deleted."""
     last_picture: int | None
@@ -113,7 +113,7 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
 
     receipt: Receipt
     updates: Mapping[str, SourceUpdate]
-    """By source."""
+    """Updates by source."""
     newest: Mapping[str, StoredObservation]
     """The observation with the highest number among the new ones, by source; a higher number may be stored already."""
 

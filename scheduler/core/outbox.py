@@ -147,12 +147,12 @@ class Sink(Struct, frozen=True, kw_only=True):
     options: Mapping[str, Any] = {}
     """Options of its kind."""
     created_by: str | None = None
-    """Name of a token; None where no token was asked for."""
+    """Name of a token; None if no token was asked for."""
     created_at: float
     """Seconds since 1970."""
     paused: bool = False
     reason: str = ""
-    """Why it is paused."""
+    """Reason why it is paused."""
     position: int = 0
     """All events up to this number are dealt with."""
     dropped: int = 0
@@ -169,7 +169,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     reason: str
     attempts: int
     at: float
-    """When it was given up, seconds since 1970."""
+    """Time at which it was given up, seconds since 1970."""
     wanted: bool = False
     """It is to be delivered again."""
 
@@ -278,7 +278,7 @@ def node_event(registration: Registration, health: Health | None, reason: str, *
 
 
 def release_event(change: ReleaseChange, before: ReleaseChange | None, *, new: str, old: str) -> SinkEvent | None:
-    """A change from one release to another has another state; None where it has not.
+    """A change from one release to another has another state; None if it has not.
 
     Args:
         before: the change as it was; None at its begin.

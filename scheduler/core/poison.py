@@ -59,8 +59,8 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._broken: dict[tuple[str, str], dict[TaskKey, Collection[str]]] = {}
-        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke, and the nodes
-        that died with each."""
+        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke, each with the
+        nodes that died with it."""
         self._deaths = DeathLog()
         self._down: set[str] = set()
         """Nodes whose present death is in the log."""

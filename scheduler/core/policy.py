@@ -74,9 +74,9 @@ class PolicyRequest(BaseModel):
     """Reaction when no upstream node answers: fallback (keep the coarse answer) or wait (until one is back)."""
 
     on_bad_input: OnBadInput = OnBadInput.FAIL
-    """Reaction to pictures that are damaged or cannot be read: fail (the upload is refused, or the job fails if a node
-    finds the damage), skip (they are listed with the reason, and the others are answered) or answer (like skip, but a
-    damaged JPEG is answered from the part that can be decoded)."""
+    """Reaction to pictures that are damaged or cannot be read. `fail`: the upload is refused, or the job fails if a
+    node finds the damage. `skip`: they are listed with the reason, and the others are answered. `answer`: like skip,
+    but a damaged JPEG is answered from the part that can be decoded."""
 
     escalate: Escalate = Escalate.ALWAYS
     """Images that go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an
@@ -101,7 +101,7 @@ class JobPolicy(PolicyRequest):
     deadline_s: Seconds
     task_deadline_s: Seconds
     gates: tuple[JobGate, ...] = ()
-    """The steps up a tier and their thresholds; none where all images go up together."""
+    """The steps up a tier and their thresholds; none if all images go up together."""
 
     @property
     def release_number(self) -> int:

@@ -1,7 +1,8 @@
 """Releases: the networks that answer, and the change from one release to another. Pure.
 
 A change goes from `canary` (a part of the end devices tries the new release) over `rolling out` (the part doubles) to
-`done`, or ends as `rolled back` or `stopped`. `advance` decides on each step; `docs/how-to/releases.md` has the rules.
+`done`. Or it ends in the state `rolled back` or `stopped`. `advance` decides on each step; `docs/how-to/releases.md`
+states the rules.
 """
 
 from __future__ import annotations
@@ -161,9 +162,9 @@ class ReleaseChange(Struct, frozen=True, kw_only=True):
     begun: float
     """Elapsed time; so are `ready` and `stepped`."""
     ready: float | None = None
-    """When the first devices of the canary held the release: its trial began."""
+    """Time at which the first devices of the canary held the release: its trial began."""
     stepped: float
-    """When the present step began."""
+    """Time at which the present step began."""
     extended: bool = False
     seeds: tuple[str, ...] = ()
     """End devices that use it whatever their hash: a small fleet has a canary, too."""
@@ -186,13 +187,13 @@ class FleetProgress(Struct, frozen=True, kw_only=True):
     wanted: int
     """Nodes that are alive and are to hold the new release."""
     ready: int
-    """Those that do."""
+    """Number of nodes that hold it."""
     ends_ready: int
     """The end devices among them."""
     unusable: str = ""
     """A node says that the release cannot be used, and why; "" if none does."""
     trouble: str = ""
-    """Why a node does not hold it yet; "" if none says so."""
+    """Reason why a node does not hold it yet; "" if none says so."""
 
     @property
     def settled(self) -> bool:
@@ -232,7 +233,7 @@ class LiveReleases(Struct, frozen=True, kw_only=True):
     busy: frozenset[int] = frozenset()
     """Releases of unfinished jobs."""
     tried: Mapping[int, ReleaseChange] = {}
-    """By release, its last change if that failed: only devices that tried the release go on holding it."""
+    """Last change of each release if it failed: only devices that tried the release continue to hold it."""
 
 
 def wanted(live: LiveReleases, node_id: str, tier: Tier) -> tuple[int, ...]:
@@ -357,7 +358,7 @@ def differs(answers: Array, known: Array) -> str:
 
 
 def check_live(numbers: Collection[int]) -> str:
-    """Why no other release can be started now; "" if one can."""
+    """Return why no other release can be started now; "" if one can."""
     if len(numbers) > MOST_LIVE:
         return f"unfinished jobs need {len(numbers) - 1} releases already, and nodes hold {MOST_LIVE} at most"
     return ""

@@ -71,7 +71,7 @@ class SitesSeen:
     only: str | None = None
     """The site that the caller asks for; None: all that they may see."""
     allowed: tuple[str, ...] = ()
-    """Those to which the caller's token is limited; none: all."""
+    """Sites to which the caller's token is limited; empty for all."""
 
     def site(self, site: str | None) -> bool:
         """True if it shows what belongs to a site; None and "" stand for no site."""

@@ -5,24 +5,24 @@ is in docs/explanation/architecture.md.
 
     acknowledging -> coarse -> fine -> answered -> ended
 
-    acknowledging   with recovery `reassign`: the device has not said yet that it is there
-    coarse          the device owes its coarse answer
-    fine            the device waits for an upstream node
-    answered        nothing more is expected; the stream has a moment to end
-    ended           over; later events change nothing
+    acknowledging: with recovery `reassign`, the device has not confirmed the task yet
+    coarse: the device owes its coarse answer
+    fine: the device waits for an upstream node
+    answered: nothing more is expected; the stream has a moment to end
+    ended: over; later events change nothing
 
 An attempt ends in one of these outcomes, and this follows for its task:
 
-    ok           all that was asked for has come
-    late         it failed when the task was closed already
-    cancelled    another attempt was quicker, the job ended, or the coarse answer it relied on was withdrawn
-    refused      the device said "not now" (503): again elsewhere, and no attempt counts as failed
-    unreachable  the connection was refused or broke: again elsewhere
-    lost         the device died, left or is stuck: again elsewhere
-    error        a wrong answer, or no coarse one in time: again elsewhere; see `core.breaker`
-    fallback     the upstream nodes failed: only the fine stage is tried again, or the coarse answer stands
-    rerouted     the upstream node left or has become slow: only the fine stage goes to another one, at once
-    deadline     no final answer in the task's time
+    ok: all requested answers have come
+    late: it failed when the task was closed already
+    cancelled: another attempt was quicker, the job ended, or the coarse answer it relied on was withdrawn
+    refused: the device said "not now" (503): again elsewhere, and no attempt counts as failed
+    unreachable: the connection was refused or broke: again elsewhere
+    lost: the device died, left or is stuck: again elsewhere
+    error: a wrong answer, or no coarse one in time: again elsewhere; see `core.breaker`
+    fallback: the upstream nodes failed: only the fine stage is tried again, or the coarse answer is final
+    rerouted: the upstream node left or has become slow: only the fine stage goes to another one, at once
+    deadline: no final answer in the task's time
 
 A failed attempt is made again after a random wait, when the job's retry budget has a token for it. With recovery `none`
 it ends the job; with `reassign` the task goes to the end of the line. A task that several nodes died with is
@@ -535,7 +535,7 @@ class _Step:
         return outcome
 
     def _outcome(self, attempt: Attempt, failure: Failure | None, *, lost: bool) -> str:
-        """The outcome of a failed attempt; what it says of the device is held against it."""
+        """Return the outcome of a failed attempt, and hold the failure against the device if it shows a fault of it."""
         facts, job, task = attempt.facts, attempt.job, attempt.task
         reason = "" if failure is None else failure.reason
         if lost:
@@ -634,7 +634,8 @@ class _Step:
     # --- what answers say of nodes ------------------------------------------------------------------------------------
 
     def _judge_upstreams(self, attempt: Attempt, event: TaskEvent) -> None:
-        """Hold what an end device says of the upstream nodes' answers for or against those that it was told to ask."""
+        """Record the upstream nodes' right and wrong answers that an end device reports. Only nodes that the device was
+        told to ask count."""
         parts: Sequence[UpstreamAnswer | FallbackEvent | StageLoss] = ()
         match event:
             case FineEvent() | FallbackEvent():

@@ -99,7 +99,7 @@ class Coarse(Struct, frozen=True):
     """The coarse answer of a task."""
 
     unsure: tuple[int, ...] | None
-    """Positions of the images of which it is unsure; None where no threshold was asked for."""
+    """Positions of the images of which it is unsure; None if no threshold was asked for."""
     damaged: frozenset[int]
     """Positions of the images that cannot be read."""
     answer: Answer | None = None
@@ -123,7 +123,7 @@ class OpenTask:
     partial: tuple[RoutedEvent, str] | None = None
     """Finer answers so far of a task whose images go up one by one, with their line; final if no more arrive."""
     started: float | None = None
-    """When it was sent for the first time."""
+    """Time at which it was sent for the first time."""
     not_before: float = 0.0
     closed: bool = False
 
@@ -160,7 +160,8 @@ class Phase(StrEnum):
 
 
 _ACKNOWLEDGING, _COARSE, _FINE = Phase.ACKNOWLEDGING, Phase.COARSE, Phase.FINE
-"""To look up a member of an enumeration takes longer than all else that is asked of an attempt."""
+"""Phases under short names: looking up a member of an enumeration takes longer than everything else about an
+attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ class AttemptFacts:
     task: int
     images: int
     number: int
-    """From 1, of the task's attempts."""
+    """Number of the task's attempt, from 1."""
     node_id: str
     incarnation: str
     model: str = ""
@@ -184,7 +185,7 @@ class AttemptFacts:
     """Number of the release to which it belongs."""
     site: str = NO_SITE
     upstreams: tuple[Upstream, ...] = ()
-    """In the order in which the device asks them, with the form in which each gets the images."""
+    """Upstream nodes in the order in which the device asks them, each with the form in which it gets the images."""
     incarnations: Mapping[str, str] = field(default_factory=dict)
     """Incarnations of the upstream nodes, by id."""
     stages: tuple[Stage, ...] = ()
@@ -203,9 +204,9 @@ class AttemptFacts:
     theta_cloud: float | None = None
     """The cloud's planned share (Eq. 5) when it was sent; None in other schemes than `mapping`."""
     deadline: float
-    """When it is given up."""
+    """Time at which it is given up."""
     due_at: float = 0.0
-    """When the device is expected to have computed the coarse answer."""
+    """Time at which the device is expected to have computed the coarse answer."""
     first_asked: tuple[str, ...] = field(init=False)
     """The upstream node that is asked first; of each tier, where images go up tier after tier."""
     nodes: tuple[str, ...] = field(init=False)
@@ -249,9 +250,9 @@ class Attempt:
     task: OpenTask
     phase: Phase
     until: float
-    """When it is given up in its present phase."""
+    """Time at which it is given up in its present phase."""
     coarse_at: float | None = None
-    """When the coarse answer of its device came."""
+    """Time at which the coarse answer of its device came."""
     leaving: str = ""
     """An upstream node that has left the list while the coarse answer was still to come."""
     fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None

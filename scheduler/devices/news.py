@@ -36,7 +36,7 @@ class FleetNews:
         self._used = used
         self._put = put
         self._online: dict[str, dict[str, bool]] = {}
-        """By node and source: whether it gave pictures when that was last told."""
+        """By node and source: True if it gave pictures when that was last reported."""
 
     def node_changed(self, change: Change) -> None:
         """Something has become of a node."""

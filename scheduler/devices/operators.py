@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _AT_ONCE = 1000
 """Nodes whose rows are written in one go, so that the event loop is free in between."""
 _SAVE_S = 1.0
-"""Between two writes of what changes by itself: nodes that come and go."""
+"""Seconds between two writes of changes that happen by themselves: nodes that come and go."""
 
 
 class _Store(Protocol):
@@ -116,7 +116,7 @@ class Operators:
         """Know nothing of a node any more that is gone, not even that it was removed.
 
         Args:
-            trust: whether what was said of its trust may be forgotten as well.
+            trust: True if what was said of its trust may be forgotten as well.
 
         Raises:
             NotFound: no such node.

@@ -1,13 +1,13 @@
 """Probes of the failure detector: an open connection to each node, and a request to each suspect.
 
 A probe is `GET /livez` on a fresh connection, and the connection of the last probe that was answered stays open. When
-the node's process ends, its kernel closes that connection, so the scheduler knows it within a round trip, at no cost in
-between; an idle node that is killed is noticed as quickly as a busy one. A closed connection by itself proves nothing
-(a server closes idle ones after a while): it leads to the next probe, and a refused one is the proof.
+the node's process ends, its kernel closes that connection, so the scheduler notices it within a round trip, at no cost
+in between. An idle node that is killed is noticed as quickly as a busy one. A closed connection by itself proves
+nothing (a server closes idle ones after a while): it leads to the next probe, and a refused one is the proof.
 
 A node that has fallen silent closes nothing. It becomes suspect by its missing heartbeats, is probed, and does not
-answer; a suspect that answers is probed again until its heartbeats are back. One that makes no progress is asked for
-`GET /readyz` instead: a node that has nothing to do computes an image for that, which its next heartbeat tells.
+answer; a suspect that answers is probed again until its heartbeats are back. A suspect that makes no progress is asked
+for `GET /readyz` instead: an idle node computes an image for that, which its next heartbeat counts.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BROKEN_AGAIN_S = 0.05
 _SOON_S = 1.0
 """A connection that the node closes sooner than this was not closed for being idle."""
 _UNREACHED_AGAIN_S = 5.0
-"""Between two attempts to reach a node that heartbeats but does not answer."""
+"""Seconds between two attempts to reach a node that heartbeats but does not answer."""
 _STUCK_AGAIN_S = 1.0
-"""Between two questions to a node that makes no progress."""
+"""Seconds between two questions to a node that makes no progress."""
 
 
 class Watch:
@@ -71,7 +71,7 @@ class Watch:
         self._changed_ids = {view.device.node_id for view in devices.view(clock())}
         """Nodes that have changed since `run` last looked."""
         self._watched: dict[str, tuple[Device, asyncio.Event]] = {}
-        """By node id: the node as it has registered, and the event that wakes the loop that watches it."""
+        """By node id: the registered node, and the event that wakes the loop that watches it."""
         self._tls_failures: set[str] = set()
         """Incarnations whose TLS failure is in the log."""
 
@@ -107,7 +107,7 @@ class Watch:
             self._watched[node_id][1].set()
 
     async def _watch(self, device: Device) -> None:
-        """Until the node is dead, or off the list, or has registered again."""
+        """Watch a device until it is dead, or off the list, or has registered again."""
         node_id, incarnation = device.node_id, device.incarnation
         changed = self._watched[node_id][1]
         closed_soon = 0

@@ -57,7 +57,7 @@ class ActiveJob:
     created_at: InitVar[float | None] = None
     span: Span = field(init=False)
     reason: str = ""
-    """Why nothing of it can be sent now; "" when all goes well."""
+    """Reason why nothing of it can be sent now; "" when all goes well."""
 
     def __post_init__(self, trace: Trace | None, created_at: float | None) -> None:
         # Its id is the same after a restart, and the span is written once, at the end.

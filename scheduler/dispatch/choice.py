@@ -1,13 +1,13 @@
 """The choice of the next task and its end device; docs/explanation/scheduling.md states the rules.
 
 Jobs share the fleet by start-time fair queueing (Goyal, Vin and Cheng, 1996), see `tags`; interactive requests go
-first. In the schemes of the paper tasks go over the end devices in sequential order; a device whose window is full is
-passed over, or waited for with the setting `order = sequential`. For the scheme `adaptive` the planner is asked about
-the next few devices that have room: of a few the best is nearly as good as the best of all (Mitzenmacher: The power of
-two choices in randomized load balancing, 2001).
+first. In the schemes of the paper tasks go to the end devices in sequential order. A device at its concurrency limit is
+skipped, or waited for with the setting `order = sequential`. For the scheme `adaptive`, the planner chooses among the
+next few devices that have room. The best of a few is nearly as good as the best of all (Mitzenmacher: The power of two
+choices in randomized load balancing, 2001).
 
-A task that has failed somewhere waits for another device, full windows or not, while one is alive: a device that fails
-at once is always free, and would get all attempts of one task after the other. See `grade`.
+A task that has failed on a device waits for another device, even a busy one, while one is alive. A device that fails at
+once is always free, and would otherwise get all attempts of a task. See `grade`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def grade(*, tried: bool, on_trial: bool, cut_off: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A look at one site, or at a fleet of one site, for a task."""
+    """Search for the device of one task: in one site, or in a fleet of one site."""
 
     site: str | None
     job: OpenJob
@@ -103,11 +103,11 @@ class _Standing:
     regardless: frozenset[str] = frozenset()
     """End devices at the start of the job, used by recovery `reassign`."""
     held_back: str = ""
-    """Why the scheme `adaptive` sends nothing of it at the moment."""
+    """Reason why the scheme `adaptive` sends nothing of it at the moment."""
     held: dict[str | None, tuple[float, int]] = field(default_factory=dict)
     """Sites that have nothing to do for it: until when, unless the work of their devices has become another one."""
     outlooks: dict[str | None, tuple[Outlook, float]] = field(default_factory=dict)
-    """By site: the forecast, and until when it is valid."""
+    """By site: the forecast, and the time until which it is valid."""
 
 
 class Chooser:
@@ -127,7 +127,7 @@ class Chooser:
         self._placement = placement
         self._pilot = pilot
         self.look_at = math.inf
-        """When a task that was held back may go."""
+        """Time at which a task that was held back may go."""
         self._virtual = 0.0
         """Virtual time of the fair queue, see `tags`."""
         self._last: dict[str | None, SortKey] = {}
@@ -135,14 +135,14 @@ class Chooser:
         self._last_part: dict[str | None, SortKey] = {}
         self._part = self._site = 0
         self._standings: defaultdict[str, _Standing] = defaultdict(_Standing)
-        """By job."""
+        """Standings by job."""
 
     def forget_job(self, job_id: str) -> None:
         """A job is over."""
         self._standings.pop(job_id, None)
 
     def held_back(self, job_id: str) -> str:
-        """Why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
+        """Return why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
         return self._standings[job_id].held_back if job_id in self._standings else ""
 
     def next(self, jobs: Iterable[OpenJob], now: float) -> Choice | None:

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 _MOVE_S = 0.25
 """Seconds between two checks for tasks that wait for a slow upstream node."""
 _MOVE_TASKS = 200
-"""With more tasks under way than this, the checks are proportionally rarer."""
+"""Most tasks under way for the full rate of checks; with more, the checks are proportionally rarer."""
 _TELL_AGAIN_S = 0.2
 _LINKS_S = 1.0
 _IDLE_S = 1.0
@@ -77,14 +77,14 @@ class Dispatcher:
     Args:
         settings: deadlines and attempts.
         ledger: the fleet; only `handle` changes it.
-        placement: routes over it.
-        pilot: of the scheme `adaptive`.
-        transport: to the end devices.
-        record: told of what happens.
-        classes: how many coarse and fine classes there are.
-        congested: whether too many answers wait to be written to send new tasks.
-        clock: `time.monotonic`, which both kinds of event loop count by as well (uvloop in whole milliseconds).
-        chance: of the jitter in waits.
+        placement: routes over the fleet.
+        pilot: state of the scheme `adaptive`.
+        transport: connections to the end devices.
+        record: receives all events.
+        classes: numbers of coarse and fine classes.
+        congested: returns True if so many answers wait to be written that no new tasks may be sent.
+        clock: `time.monotonic`, which both kinds of event loop use as well (uvloop in whole milliseconds).
+        chance: random numbers for the jitter in waits.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Dispatcher:
         sequential = settings.order == "sequential"
         self._choice = Chooser(ledger=ledger, placement=placement, pilot=pilot, sequential=sequential)
         self._links_at: dict[Tier, float] = {}
-        """When the placement is told the measured link times again, after an answer of a tier."""
+        """By tier: time at which the placement gets the measured link times again, after an answer of the tier."""
         self.cloud_shares = CloudShares()
         """Images that the cloud answered in the scheme `mapping`, and all."""
         self._active: dict[str, ActiveJob] = {}
@@ -123,7 +123,7 @@ class Dispatcher:
         self._io: dict[int, asyncio.Task[None]] = {}
         self._limits: dict[int, asyncio.Timeout] = {}
         self._spans: dict[int, Span] = {}
-        """By attempt, until it is reported."""
+        """Spans by attempt, until it is reported."""
         self._events: deque[events.Event] = deque()
         self._handling = False
         self._followers: list[Callable[[Change], None]] = [record.node_changed]
@@ -135,14 +135,15 @@ class Dispatcher:
         """Called with each attempt that has ended."""
         self._move_at = 0.0
         self._look_at = 0.0
-        """When to look at all jobs at the latest."""
+        """Latest time to look at all jobs."""
         self._news = True
         """True if to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
         self._gathers: dict[tuple[Scheme, JobRules, str | None], bool] = {}
-        """By scheme, rules and site, in this step of the loop: whether its jobs wait for the first upstream node."""
+        """By scheme, rules and site, in this step of the loop: True if its jobs wait for the first upstream node."""
         self._ends_told: dict[str | None, tuple[float, str]] = {}
-        """When and how it was last worked out why no end device takes work: many jobs may wait for that."""
+        """By site: time and result of the last search for the reason why no end device takes work; many jobs may wait
+        for it."""
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
@@ -175,7 +176,7 @@ class Dispatcher:
         return self._active.get(job_id)
 
     def held_back(self, job_id: str) -> str:
-        """Why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
+        """Return why the scheme `adaptive` sends nothing of a job at the moment; "" if it does."""
         return self._choice.held_back(job_id)
 
     def attempts(self, job_id: str) -> list[AttemptReport]:
@@ -290,7 +291,7 @@ class Dispatcher:
         self, job: OpenJob, task: OpenTask, device: Device, nodes: tuple[Node, ...], now: float
     ) -> list[tuple[Upstream, str]]:
         """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
-        after tier where images go up one by one. Each with the reason for the place of encoding, "" where there is one
+        after tier where images go up one by one. Each with the reason for the place of encoding, "" if there is one
         place."""
         if task.tries.refused and not task.coarse:
             return []
@@ -430,7 +431,7 @@ class Dispatcher:
         too_late: bool = False,
         hedge: bool = False,
     ) -> AttemptFacts:
-        """An attempt on a device. Where the coarse answer is known, only the upstream nodes are asked."""
+        """Return an attempt on a device. If the coarse answer is known, only the upstream nodes are asked."""
         policy, release = job.facts.policy, job.facts.rules.release
         node = self._placement.node(device, release)
         stages = stages_of(policy.gates, policy.escalate, node.sha256)

@@ -1,7 +1,7 @@
 """One attempt of a task on one end device over HTTP: sends the body, checks each line of the answer as it arrives.
 
-No answer is trusted. An answer for another task, with a wrong number of labels, with an unknown label, or from a node
-that was not asked is an `UpstreamError`, and so is a stream that breaks off or does not end.
+No answer is trusted. An `UpstreamError` is raised for an answer to another task, with a wrong number of labels, with an
+unknown label, or from a node that was not asked. So is one for a stream that breaks off or does not end.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TaskRequest:
     node_id: str
     url: str
     model: str
-    """That the device has registered for its coarse answers."""
+    """Model that the device has registered for its coarse answers."""
     sha256: str
     """Digest of that model's weights."""
     reading: str = ""
@@ -85,7 +85,7 @@ class TaskRequest:
     coarse_classes: int
     fine_classes: int
     stages: tuple[Stage, ...] = ()
-    """Tiers to which the unsure images go up; none where all images go up together."""
+    """Tiers to which the unsure images go up; none if all images go up together."""
     coarse_known: bool = False
     """True if only the fine answer is wanted; this needs `upstreams`."""
     damaged: frozenset[int] = frozenset()
@@ -343,7 +343,9 @@ class _Expected:
         if sent.form != form:
             raise self._wrong(f"what it had sent on as {sent.form!r}, where {form!r} was asked for")
         if sent.encoded_by != by:
-            raise self._wrong(f"what {sent.encoded_by or 'nobody'} had encoded, where {by or 'nobody'} was to do it")
+            raise self._wrong(
+                f"images encoded by {sent.encoded_by or 'no node'}, where {by or 'no node'} was to encode them"
+            )
 
     def _check_loss(self, loss: StageLoss) -> None:
         # That there is no node to ask shows in the route; that a task kills nodes, in no route.

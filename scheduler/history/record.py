@@ -39,8 +39,9 @@ COLUMNS = (
     "draining",
     "jobs",
 )
-"""Of a row: images per second with a first answer, with a finer one, with none above the first, with none at all, and
-images that were sent up; attempts per second that failed; latencies; nodes by health and unfinished jobs at its end."""
+"""Columns of a row. Images per second: with a first answer, with a finer one, with none above the first, without any
+answer, and sent up. Then failed attempts per second, latencies, and, at the end of the step, nodes by health and
+unfinished jobs."""
 _RATES = 6
 
 _SECONDS, _MINUTES = 3600, 1440
@@ -51,7 +52,7 @@ _SMOOTH_S = 5
 """Seconds over which what a node or link does is averaged."""
 _MOST_SAID = 300
 _AGAIN_S = 0.2
-"""Who looks is told at most so often, however much happens."""
+"""Least seconds between two notices to a reader, however much happens."""
 
 _OF_ATTEMPTS = {
     "unreachable": "reassigned",
@@ -83,25 +84,25 @@ class FleetEvent:
     node: str | None = None
     job: str | None = None
     owner: str | None = None
-    """Whose job it is."""
+    """Owner of the job."""
     site: str | None = None
     """The site of the node, or else of the job; None: no site."""
     count: int = 1
     """Tasks within a second to which it happened."""
     text: str = ""
-    """Why."""
+    """Reason for the event."""
 
     def concerns(self, owner: str | None, seen: SitesSeen) -> bool:
-        """True if those see it who see the jobs of one owner alone (None: all jobs), and these sites."""
+        """True for a caller that sees the jobs of `owner` (None: all jobs) and the sites `seen`."""
         return (owner is None or self.job is None or self.owner == owner) and seen.site(self.site)
 
 
 class Record:
-    """What happened, for those who look.
+    """Recent events and figures of the fleet.
 
     Args:
-        devices: whose changes are noted.
-        wall: seconds since 1970 at a time of the scheduler's clock.
+        devices: nodes whose changes are recorded.
+        wall: Returns seconds since 1970 for a time of the scheduler's clock.
     """
 
     def __init__(self, devices: Ledger, *, wall: Callable[[float], float]) -> None:
@@ -145,7 +146,7 @@ class Record:
         self._work[node_id] += images
 
     def passed(self, end: str, upper: str, images: int) -> None:
-        """So many images went from an end device to an upstream node, and were answered there."""
+        """Count images that went from an end device to an upstream node and were answered there."""
         self._work[upper] += images
         self._traffic[end, upper] += images
         self._now["sent_up"] += images
@@ -197,11 +198,11 @@ class Record:
 
     @property
     def last_id(self) -> int:
-        """Of the newest event."""
+        """Id of the newest event."""
         return self._last_id
 
     def images_per_s(self, node_id: str) -> float:
-        """That a node answered in the last seconds."""
+        """Return the images per second that a node answered in the last seconds."""
         return sum(work[node_id] for work, _ in self._lately) / max(1, len(self._lately))
 
     def traffic(self) -> dict[tuple[str, str], float]:

@@ -27,7 +27,7 @@ class Latencies:
         self._counts[min(place, _BUCKETS - 1)] += images
 
     def join(self, other: Latencies) -> None:
-        """Count those of another as well."""
+        """Add the counts of another one."""
         self._counts += other._counts
 
     def percentile(self, percent: float) -> float:

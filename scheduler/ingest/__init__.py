@@ -1,10 +1,7 @@
 """An upload becomes one file of images and the facts about them, or a clear refusal; never anything between.
 
-staging       the body on its way to the disk, with its byte limit, and its parts
-arrays      .npy and .npz -> pixels; nothing is ever unpickled
-archives    .zip -> its image files, within bounds
-labels      what may stand for a class
-collect     all of the above, by kind of upload
-inputs      the file of images: pixels where networks take small ones, else the users' own files
-turns       who may decode now
+`staging` brings the body to the disk, with its byte limit and its parts. `arrays` reads .npy and .npz; nothing is ever
+unpickled. `archives` reads the image files of a .zip, within bounds. `labels` checks the labels. `collect` joins all of
+these, by kind of upload. `inputs` is the file of images: pixels if networks take small ones, else the users' own files.
+`turns` gives the uploads fair turns at the decoders.
 """

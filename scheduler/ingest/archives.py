@@ -1,7 +1,7 @@
-"""Zip files: which entries are images, within bounds that are checked before unpacking. Blocks.
+"""The images of zip files, within bounds that are checked before unpacking. Blocks.
 
-Bounds of the whole are checked when the archive is opened, those of an entry when it is: one bad picture is no reason
-to refuse the others.
+Bounds of the whole are checked when the archive is opened, and bounds of an entry when the entry is opened: one bad
+picture must not refuse the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".npz"
 
 
 def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfile.ZipFile:
-    """Open a zip and check all its entries by the directory alone.
+    """Open a zip and check all its entries, using only its directory.
 
     Raises:
         UnsupportedMedia: not a zip.
@@ -68,7 +68,8 @@ def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfi
 def image_entries(
     archive: zipfile.ZipFile, name: str, left_out: Counter[str]
 ) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
-    """The pictures and their paths, in the order of the archive; folders may be nested. Chosen as those of a folder.
+    """Yield the pictures and their paths, in the order of the archive; folders may be nested. The rules are the same as
+    for pictures of a folder.
 
     Args:
         left_out: counts the other files, by reason.
@@ -105,7 +106,7 @@ def _begins_like_a_picture(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, nam
 
 
 def entry_path(entry: zipfile.ZipInfo) -> PurePosixPath:
-    """Where an entry lies in the archive.
+    """Return the path of an entry in the archive.
 
     Some programs for Windows write backslashes between folders, and some others names in UTF-8 without the flag that
     says so.

@@ -88,7 +88,7 @@ def read_header(file: ReadableFile, name: str) -> ArrayHeader:
 
 
 def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
-    """True if this is an array of images. Raises InvalidInput or TooLarge."""
+    """Check that this is an array of images. Raises InvalidInput or TooLarge."""
     if header.dtype != np.uint8:
         raise InvalidInput(f"{name}: images must be uint8, not {header.dtype}")
     if len(header.shape) != 4 or header.shape[3] != 3:
@@ -101,14 +101,14 @@ def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
 def read_npy_images(
     file: ReadableFile, header: ArrayHeader, name: str, writer: ImageWriter, *, max_bytes: int
 ) -> Generator[bool, None, dict[int, tuple[int, int]]]:
-    """Append all images of a .npy stream that stands behind its header; returns the sizes of those that do not
-    stay as they are.
+    """Append all images of a .npy stream, from the end of its header on; returns the sizes of the images that are
+    resized.
 
-    A generator as those of `scheduler.ingest.turns`.
+    It is a generator with turns; see `scheduler.ingest.turns`.
 
     Raises:
         TooLarge: more images or bytes than may be.
-        InvalidInput: fewer bytes than the header says, or more.
+        InvalidInput: fewer or more bytes than the header gives.
     """
     if header.bytes > max_bytes:
         raise TooLarge(f"{name}: {header.bytes} bytes of pixels; {max_bytes} are accepted")
@@ -126,12 +126,12 @@ def read_npy_images(
 def append_images(
     shape: tuple[int, ...], read: Callable[[int, int], Pixels], writer: ImageWriter
 ) -> Generator[bool, None, dict[int, tuple[int, int]]]:
-    """Append images of this shape [n, h, w, 3]; returns the sizes of those that do not stay as they are.
+    """Append images of this shape [n, h, w, 3]; returns the sizes of the images that are resized.
 
-    A generator as those of `scheduler.ingest.turns`.
+    It is a generator with turns; see `scheduler.ingest.turns`.
 
     Args:
-        read: gives those from one number to another.
+        read: returns the images from one number to another.
     """
     count, height, width = shape[:3]
     writer.check_room(count)

@@ -1,4 +1,4 @@
-"""From the staging file to an input file: which kind of upload it is, and the facts about its images. Blocks."""
+"""Makes an input file from the staging file: finds the kind of upload and the facts about its images. Blocks."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ class Collector:
     Args:
         writer: receives the pixels.
         limits: bounds.
-        fine: names of the fine classes, for labels.
+        fine: names of the fine classes, which labels may give.
         stopped: ends the decoding of a picture when it is set.
-        mend: take a damaged picture as far as it can be decoded.
+        mend: take the part of a damaged picture that can be decoded.
 
-    A picture that cannot be read leaves its place empty, and the others follow: who submits learns of all of them.
+    A picture that cannot be read leaves its place empty, and the others follow, so that the client learns of all bad
+    pictures.
     """
 
     def __init__(
@@ -82,15 +83,15 @@ class Collector:
         self.resized: dict[int, tuple[int, int]] = {}
         """Height and width as sent, by image, where they were not the networks' own."""
         self.damaged: dict[int, InvalidInput] = {}
-        """What is wrong with the pictures that cannot be read, by image."""
+        """Error of each picture that cannot be read, by image."""
         self.mended: dict[int, str] = {}
-        """What is wrong with those that are taken as far as they can be decoded, by image."""
+        """Fault of each damaged picture that was decoded in part, by image."""
         self.left_out: Counter[str] = Counter()
-        """Files in archives that are no pictures, by reason."""
+        """Files in archives that are not pictures, by reason."""
         self._archives: dict[int, str] = {}
         """Names of the archives by image."""
         self._labels: dict[int, Labels] = {}
-        """Those that files have brought, by the number of the file's first image."""
+        """Labels that came inside files, by the number of the file's first image."""
 
     def add_file(self, staging: StagedUpload, part: Part) -> Steps:
         """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
@@ -132,7 +133,8 @@ class Collector:
             self._labels[0] = labels_from_array(tensors["labels"], self._fine, len(images))
 
     def joined_labels(self, given: Labels | None) -> Labels | None:
-        """One label per image: those that came beside the upload, or those inside its files. Raises InvalidInput."""
+        """Return one label per image: the labels sent next to the upload, or the labels inside its files. Raises
+        InvalidInput."""
         if given is not None and self._labels:
             raise InvalidInput("labels: given twice, in the form and inside a file")
         if given is not None and len(given) != self._writer.images:
@@ -145,11 +147,11 @@ class Collector:
         return joined
 
     def unique_names(self) -> dict[int, str]:
-        """The name of each image that has one. Where two would be the same, those from archives begin with the name of
-        their archive.
+        """Return the name of each image that has one. If two names would be equal, names from archives begin with the
+        name of their archive.
 
         Raises:
-            InvalidInput: two are the same even so.
+            InvalidInput: two names are still equal.
         """
         names = self.names
         if _repeated(names.values()):

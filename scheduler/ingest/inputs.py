@@ -1,9 +1,9 @@
-"""Input files: the pictures of an unfinished job in one file beside the database, named by its content.
+"""Input files: the pictures of an unfinished job in one file next to the database, named by its content.
 
-Small pictures are kept as the pixels that the networks take, larger ones as the files that the user sent. A file
-appears under its name only when it is complete and on the disk (written beside, fsync, rename), so after a crash every
-name that exists holds what it says. Two jobs with the same images share a file. Dispatch maps it into memory: pixels of
-a task's body are a view of it.
+Small pictures are kept in the pixels that the networks take, larger ones in the files that the user sent. A file
+appears under its name only when it is complete and on the disk (written under another name, fsync, rename). So after a
+crash, every existing name holds what it names. Two jobs with the same images share a file. Dispatch maps it into
+memory: pixels of a task's body are a view of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Pixels = NDArray[np.uint8]
 _SUFFIX = ".u8"
 _PARTIAL = ".part"
 _TASK_BYTES = 32 * 1024**2
-"""Of the files of a task; a node takes 64 MiB in a request unless it is told otherwise."""
+"""Most bytes of the files of a task; by default, a node takes 64 MiB in a request."""
 _PLACE = np.dtype("<u8")
 
 
@@ -77,13 +77,13 @@ class _Files:
 
 
 def images_in(content: NDArray[np.uint8], count: int, fit: Fit | None) -> JobImages:
-    """What a writer has written.
+    """Return the images that a writer has written.
 
     Args:
-        fit: of the networks where pixels are kept; None where files are.
+        fit: input size of the networks if pixels are kept; None if files are kept.
 
     Raises:
-        DataError: it is something else.
+        DataError: the content does not fit.
     """
     if fit is None:
         return _Files(content, count)
@@ -103,8 +103,9 @@ class InputFiles:
     """The folder of input files.
 
     Args:
-        folder: its owner's alone, created when missing; left-overs of writes that a crash cut short are removed.
-        fit: the pixels that all networks take; None where files are kept.
+        folder: readable only by its owner, created if missing; partial files of writes that a crash cut short are
+            removed.
+        fit: input size that all networks take; None if files are kept.
     """
 
     def __init__(self, folder: Path, fit: Fit | None) -> None:
@@ -209,7 +210,7 @@ class ImageWriter(ABC):
 
     @property
     def sha256(self) -> str:
-        """Of what has been written."""
+        """sha256 of the content written so far."""
         return self._hash.hexdigest()
 
     @property
@@ -224,7 +225,7 @@ class ImageWriter(ABC):
 
     @abstractmethod
     def add(self, picture: Picture, data: bytes | memoryview) -> None:
-        """Add a picture from its file. Raises InvalidInput where it is damaged, as far as it is decoded."""
+        """Add a picture from its file. Raises InvalidInput if it is damaged, as far as it is decoded."""
 
     @abstractmethod
     def append(self, images: Pixels) -> None:

@@ -20,7 +20,7 @@ _NO_LIST = "labels: must be a JSON list with one name, number or null per image"
 
 
 def _most_bytes(images: int) -> int:
-    """Of the JSON list of the labels of this many images: names may be written with escapes."""
+    """Most bytes of the JSON list of the labels of this many images: names may be written with escapes."""
     return 1024 + _LABEL_BYTES * images
 
 
@@ -59,7 +59,7 @@ def labels_from_list(values: Sequence[object], fine: Sequence[str]) -> Labels:
         else:
             close = difflib.get_close_matches(value[:64], fine, n=1) if isinstance(value, str) else []
             hint = f"; did you mean {close[0]!r}?" if close else f"; numbers go from 0 to {len(fine) - 1}"
-            raise InvalidInput(f"labels: {str(value)[:64]!r} of image {image} is no fine class{hint}")
+            raise InvalidInput(f"labels: {str(value)[:64]!r} of image {image} is not a fine class{hint}")
     return found
 
 
@@ -77,6 +77,6 @@ def labels_from_array(values: NDArray[np.generic], fine: Sequence[str], count: i
     if wrong.size:
         image = int(wrong[0])
         raise InvalidInput(
-            f"labels: {values[image]} of image {image} is no fine class; they go from 0 to {len(fine) - 1}"
+            f"labels: {values[image]} of image {image} is not a fine class; they go from 0 to {len(fine) - 1}"
         )
     return values.astype(np.int32)

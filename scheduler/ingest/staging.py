@@ -75,7 +75,7 @@ class StagedUpload:
 
     @contextmanager
     def as_file(self, part: Part) -> Iterator[IO[bytes]]:
-        """A copy of a part on the disk, for readers that need a separate file."""
+        """Write a part to a separate file on the disk, which some readers need."""
         with tempfile.TemporaryFile(dir=self._folder) as file:
             file.write(self.view(part))
             file.seek(0)

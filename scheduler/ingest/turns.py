@@ -1,7 +1,7 @@
 """Fair turns at the decoders: after each picture, or a few small ones, the next upload has its turn.
 
-What an upload takes is thus no matter to those beside it, and memory is bounded by the pictures that are decoded at a
-time: of the large ones that is one.
+So a large upload does not delay the others, and memory is bounded by the pictures that are decoded at a time: only one
+large picture.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _FILES = {
     "image/heif": "upload.heif",
 }
 _MOST_NAMED, _MOST_SAID = 1000, 200
-"""Of an upload: files with something wrong that are named, and characters of what it is."""
+"""Most faulty files of an upload that are named, and most characters of a fault."""
 _SMALL_BYTES = 64 * 1024
 """Bodies of this size on all connections fit into memory together."""
 _MAX_REMEMBERED_CHARACTERS = 1024
@@ -58,7 +58,7 @@ class Upload:
     policy: PolicyRequest
     labels: str | None = None
     header_length: int | None = None
-    """Of a tensor; None where the parts of the staging file are files."""
+    """Header length of a tensor; None if the parts of the staging file are files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Incoming:
     headers: Mapping[str, str]
     """Names in lower case."""
     query: Sequence[tuple[str, str]]
-    """Policy fields, for the kinds of body that have no place for them; a form may use both."""
+    """Policy fields, used by kinds of body that have no place for them; a form may use both."""
     stream: AsyncIterable[bytes]
     """The body."""
     until_gone: AbstractContextManager[None] = field(default_factory=nullcontext)
@@ -160,7 +160,7 @@ def build_input(
 
 
 def _check_damage(damaged: Mapping[int, InvalidInput], images: int, policy: PolicyRequest) -> None:
-    """Refuse an upload with pictures that cannot be read, unless it is to go on without them; all are named."""
+    """Refuse an upload with pictures that cannot be read, unless its policy accepts them; all are named."""
     if not damaged or (policy.on_bad_input is not OnBadInput.FAIL and len(damaged) < images):
         return
     first = next(iter(damaged.values()))

@@ -96,7 +96,7 @@ class LiveRecipient:
 
     def __init__(self) -> None:
         self.items: asyncio.Queue[Answer | tuple[str, str] | None] = asyncio.Queue()
-        """Answers as they come; None where the coarse one is withdrawn; (state, reason) at the end."""
+        """Answers as they come; None if the coarse one is withdrawn; (state, reason) at the end."""
 
     def started(self) -> None:
         """Nothing to tell: the client sees answers only."""

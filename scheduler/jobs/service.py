@@ -86,7 +86,7 @@ class Scheduler:
     remote_sources: RemoteSources
     inputs: InputFiles
     copies: FileCopies | None
-    """Copies of the input files for other schedulers; None where no other scheduler shares the database."""
+    """Copies of the input files for other schedulers; None if no other scheduler shares the database."""
     elapsed: Callable[[], float]
     """Seconds of elapsed time, by which deadlines and retention count. See `tierkit.elapsed`."""
     stopping: bool = False

@@ -39,7 +39,7 @@ class Submitter:
     """Name of the token."""
     allowance: Allowance = field(default_factory=lambda: UNLIMITED)
     sites: Sequence[str] = ()
-    """Those to which the token is limited; none: all."""
+    """Sites to which the token is limited; empty for all."""
 
 
 ANYBODY = Submitter()

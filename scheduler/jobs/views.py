@@ -71,7 +71,7 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
     """A job.
 
     Args:
-        flat: whether all tiers answer the same classes.
+        flat: True if all tiers answer the same classes.
         state, reason: of the moment; for a job under way they are ahead of the database.
         figures: `Progress.summary()` with the mapping added.
         now: elapsed time.
@@ -249,7 +249,7 @@ def grouped(answer: Answer, rows: Rows) -> dict[str, Any]:
 
 
 def _finer_answers(event: TaskEvent | None, images: int) -> dict[int, tuple[FineEvent | StageAnswer, int]]:
-    """By position in the task: the upstream node's answer that stands, and the image's place in it."""
+    """Return, by position in the task, the upstream node's final answer and the image's place in it."""
     match event:
         case FineEvent():
             return {place: (event, place) for place in range(images)}
@@ -263,7 +263,7 @@ def _finer_answers(event: TaskEvent | None, images: int) -> dict[int, tuple[Fine
 
 
 def _sent_alone(answer: UpstreamAnswer) -> dict[str, Any] | None:
-    """What was sent up for the image of an answer; None if other images went with it, because they share its cost."""
+    """Cost of sending the image of an answer up; None if other images went with it, because they share its cost."""
     if answer.sent is None or len(answer.labels) > 1:
         return None
     return msgspec.structs.asdict(answer.sent)

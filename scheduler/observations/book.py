@@ -63,7 +63,7 @@ class SourceEntry(msgspec.Struct, kw_only=True):
     """A source."""
 
     heard_elapsed: float | None = None
-    """When its latest batch was stored; None if it has sent nothing."""
+    """Time at which its latest batch was stored; None if it has sent nothing."""
     last: StoredObservation | None = None
     """The observation with the highest number."""
     last_picture: int | None = None

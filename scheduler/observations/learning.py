@@ -73,7 +73,7 @@ class Learning:
         """The last number of a label by node."""
         self.labels = 0
         self._improvements: dict[str, Improvement] = {}
-        """By id, the newest first."""
+        """Improvements by id, the newest first."""
 
     async def load(self) -> None:
         """Take what the scheduler before this one has stored."""
@@ -98,7 +98,7 @@ class Learning:
 
         Args:
             picture: node, source and sequence number.
-            by: name of a token; None where no token was asked for.
+            by: name of a token; None if no token was asked for.
 
         Raises:
             NotFound: the scheduler does not have the picture.

@@ -1,12 +1,13 @@
-"""Lower bounds of the makespan of a job, for comparison with measured times. Pure functions.
+"""Lower bounds of the makespan of a job, to be compared with measured times. Pure functions.
 
-The paper adds the two stages of a task up (Eq. 1 to 6). Terrace overlaps them, so its bound is that of a pipeline whose
-stages work at the same time. With N_t tasks of which n_edge and n_cloud get their fine answer there, processing times
-t^p and communication times t^c per task (there and back; links delay, they are not occupied):
+The paper adds the two stages of a task up (Eq. 1 to 6). Terrace overlaps them, so its bound is the bound of a pipeline
+whose stages work at the same time. Of its N_t tasks, n_edge get their fine answers from edge nodes, and n_cloud from
+clouds. Per task, t^p is the processing time and t^c the communication time there and back; links delay, they are not
+occupied:
 
-    end devices   t^c_end + N_t t^p_end / N_end + the shortest way on: min over the tiers used of t^c + t^p
-    edge nodes    t^c_end + t^p_end + t^c_edge  + n_edge  t^p_edge  / N_edge
-    clouds        t^c_end + t^p_end + t^c_cloud + n_cloud t^p_cloud / N_cloud
+    end devices: t^c_end + N_t t^p_end / N_end + the shortest way on: min over the tiers used of t^c + t^p
+    edge nodes: t^c_end + t^p_end + t^c_edge + n_edge t^p_edge / N_edge
+    clouds: t^c_end + t^p_end + t^c_cloud + n_cloud t^p_cloud / N_cloud
 
 The largest of the three is the bound: no order of the tasks is faster. It is the largest occupancy plus the latency of
 one task along its path, without the step that the occupancy counts already.
@@ -57,10 +58,10 @@ def bound_of_split(tasks: int, edge_tasks: int, cloud_tasks: int, counts: NodeCo
 
 
 def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: FleetTimes, *, n_map: int = 1) -> Bound:
-    """The bound of a scheme; `adaptive` may choose the split that makes it least.
+    """Return the bound of a scheme; `adaptive` may choose the split with the least bound.
 
     Args:
-        n_map: end devices per edge node, for `mapping`, which gives each end device the same number of tasks.
+        n_map: end devices per edge node. Used by `mapping`, which gives each end device the same number of tasks.
 
     Raises:
         ValueError: the scheme has no upstream node here.
@@ -80,11 +81,11 @@ def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: Fleet
 
 
 def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
-    """The bound with the best split between the tiers; of equal ones the one with the most tasks for the edge nodes.
+    """Return the bound with the best split between the tiers; of equal splits, the largest share for the edge nodes.
 
-    With both tiers in use the edge nodes' part grows with n_edge and that of the clouds shrinks, so the best split is
-    beside the point where the two are equal, or goes on from there for as long as the end devices take longer. Few
-    splits are looked at, however many tasks there are.
+    With both tiers in use, the edge nodes' part grows with n_edge, and the clouds' part shrinks. So the best split is
+    next to the point where the two are equal, or further along for as long as the end devices take longer. Only a few
+    splits are examined, however many tasks there are.
 
     Raises:
         ValueError: there is no upstream node.
@@ -105,7 +106,7 @@ def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
 
 
 def _near(split: float, tasks: int) -> set[int]:
-    """Whole splits beside one, and next to those: the number may be off by rounding."""
+    """Return the whole splits around a number, and their neighbours: the number may be off by rounding."""
     return {min(tasks, max(0, math.floor(split) + step)) for step in (-1, 0, 1, 2)}
 
 

@@ -1,10 +1,10 @@
-"""The mapping: which upstream nodes serve an end device, with the paper's formulas. Pure functions.
+"""The mapping: the upstream nodes that serve an end device, with the paper's formulas. Pure functions.
 
-The schemes are those of the paper (section 3.4); see `docs/explanation/scheduling.md`. Adaptive has no fixed routes:
-`scheduler.placement.adaptive` chooses for each task. Where a route is asked for all the same (a second attempt beside a
-slow one), it is every upstream node, the edge first.
+The schemes are from section 3.4 of the paper; see `docs/explanation/scheduling.md`. Adaptive has no fixed routes:
+`scheduler.placement.adaptive` chooses for each task. If a route is needed all the same (by a second attempt while the
+first is slow), it is every upstream node, the edge first.
 
-The numbers of the equations are those of the paper. Times are seconds per task.
+The equations have the paper's numbers. Times are seconds per task.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Reach(Struct, frozen=True, kw_only=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """Where one end device sends its tasks on."""
+    """Upstream nodes of one end device."""
 
     end: str
     upstreams: tuple[Node, ...]
-    """In the order in which the end device tries them; empty when the coarse answer is all there is."""
+    """Upstream nodes in the order in which the end device tries them; empty if only the coarse answer is wanted."""
     in_turn: int
     """Number of `upstreams`, from the first, that share the load: task k starts at number k modulo this. With 1, every
     task starts at the first, and the others are asked if it fails."""
@@ -128,17 +128,17 @@ def time_mapping(theta_cloud: float, end_cloud_s: float, end_edge_s: float) -> f
 
 
 def route_of(scheme: Scheme, *, end: Node, position: int, reach: Reach, n_map: int) -> Route:
-    """The route of one end device.
+    """Return the route of one end device.
 
     Args:
         end: the device; nodes that it may not ask are left out of its route, and keep their place in the others'.
-        position: of the end device on the device list of its site, from 0.
+        position: position of the end device on the device list of its site, from 0.
         reach: upstream nodes that may get the images.
         n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
 
-    Mapping hands out the first `N_edge * N_map` end devices to the edge nodes one by one and round again, so that with
-    fewer end devices than places no edge node idles beside a doubly used one. For `N_map = 1` this is the paper's
-    evaluation: the first four end devices to the four edge nodes, the others to the cloud.
+    Mapping gives the first `N_edge * N_map` end devices to the edge nodes in turn. So with fewer end devices than
+    places, no edge node idles while another one serves two. For `N_map = 1` this is the paper's evaluation: the first
+    four end devices to the four edge nodes, the others to the cloud.
     """
     if n_map < 1:
         raise ValueError(f"n_map must be at least 1, not {n_map}")

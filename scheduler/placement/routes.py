@@ -64,12 +64,12 @@ class MapCount:
     """N_map as it is used, and where it comes from."""
 
     value: int | None
-    """None where a tier that it is computed for has no node."""
+    """None if a tier that it is computed for has no node."""
     reason: str
 
     @property
     def used(self) -> int:
-        """For formulas and routes, which hardly depend on it then."""
+        """Value for formulas and routes: 1 if there is none, when they hardly depend on it."""
         return 1 if self.value is None else self.value
 
 
@@ -78,7 +78,7 @@ class LinkTime:
     """Seconds to a tier and back, t^c of the formulas."""
 
     set_s: float | None
-    """By the operator."""
+    """Seconds set by the operator."""
     measured_s: float | None
     """None before the first answer."""
 
@@ -138,12 +138,12 @@ class Placement:
         return {tier: LinkTime(seconds, self._measured.get(tier)) for tier, seconds in of.items()}
 
     def check_networks(self, registration: Registration) -> None:
-        """Refuse a node whose answers would be taken for others. A node that follows the scheduler's releases may
-        come with any: it loads what it needs, and gets no work before.
+        """Refuse a node whose answers would be taken for other networks' answers. A node that follows the scheduler's
+        releases may have any networks: it loads what it needs, and gets no work before.
 
         Raises:
             OtherNetworks: its networks are in no release that answers, by name and sha256; they answer other classes,
-                or in another order; or it is of an upper tier and answers superclasses alone.
+                or in another order; or it is of an upper tier and answers only superclasses.
         """
         if registration.follows:
             return
@@ -171,7 +171,7 @@ class Placement:
         if registration.tier is not Tier.END and fine.isdisjoint(offer.classes for offer in registration.models):
             names = ", ".join(offer.name for offer in registration.models)
             raise OtherNetworks(
-                f"{names} of {registration.node_id} answers superclasses alone, as end devices do: start the node "
+                f"{names} of {registration.node_id} answers only superclasses, as end devices do: start the node "
                 "without --model, or with one that answers classes"
             )
 
@@ -273,11 +273,12 @@ class Placement:
         site: str | None = None,
         sender: Device | None = None,
     ) -> list[Node]:
-        """Nodes of an upper tier that are alive and may get images in some form; suspects if there is no other: the
-        end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
+        """Return the nodes of an upper tier that are alive and may get images in some form; suspects if there is no
+        other. The end device asks suspects with a budget: at worst, the coarse answer is final, as it would be without
+        them.
 
         Args:
-            rules: of the job; the defaults unless given.
+            rules: rules of the job; None for the defaults.
             site: only its own nodes and those that all sites share, if it may use them; None: all nodes.
             sender: an end device that sends images although it is not alive.
         """
@@ -415,7 +416,7 @@ class Placement:
         return self.in_site(site, "surplus", count)
 
     def _first_clouds(self, now: float) -> tuple[dict[str, int], int]:
-        """For each site the surplus of those before it, and the sum of all."""
+        """Return the surplus of the earlier sites for each site, and the sum of all."""
         firsts, total = {}, 0
         for site in self._devices.sites:
             firsts[site] = total
@@ -448,7 +449,8 @@ class Placement:
         return self.once(("all hold", release), lambda: all(self.held(end, release) is not None for end in ends))
 
     def trusts(self, device: Device) -> bool:
-        """By an operator's word, else by the scheduler's own list; never by what the node says."""
+        """True if a device is trusted: by an operator's word, else by the scheduler's own list; never by the node's
+        word."""
         if device.intent.trusted is not None:
             return device.intent.trusted
         trusted = self._settings.trusted
@@ -456,7 +458,7 @@ class Placement:
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
     def check_trust(self, scheme: Scheme, rules: JobRules, now: float, site: str | None = None) -> None:
-        """True if a job may run without pixels getting to an untrusted node.
+        """Check that a job can run without pixels reaching an untrusted node.
 
         A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
         node could. Should such a node join later, it is left out of the routes.
@@ -565,8 +567,8 @@ class Placement:
     def upstreams(
         self, end: Device, nodes: Sequence[Node], rules: JobRules, now: float, *, content: str
     ) -> list[Upstream]:
-        """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        the form in which they do. With `encode_on=auto`, the first of `ways`."""
+        """Return the route entries that are sent to this device: of the nodes to which its images may go, each with
+        their form. With `encode_on=auto`, the first of `ways`."""
         return [entries[0] for entries in self.ways(end, nodes, rules, now, content=content)]
 
     def ways(
@@ -679,8 +681,8 @@ class Placement:
         return there and is_allowed(receiver.registration.url, sender.registration.allowed_upstreams)
 
     def _served(self, target: Device, rules: JobRules) -> list[EncoderEntry]:
-        """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
-        far as the job may use them."""
+        """Return the encoders of the manifest whose tails a node serves in this version, if the job may use them. Only
+        encoders of the network that the node is asked for count."""
         offers = {(offer.name, offer.sha256) for offer in target.registration.models}
         network = self.node(target, rules.release).model
         return [
@@ -705,7 +707,7 @@ class Placement:
         return False
 
     def _gets_pixels(self, target: Device, rules: JobRules) -> bool:
-        """True if it gets them with any encoders; False where those matter."""
+        """True if it gets them with any encoders; False if those matter."""
         return rules.privacy in (Privacy.AUTO, Privacy.NONE) and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:
@@ -767,7 +769,7 @@ def _trusting(untrusted: Sequence[Device]) -> str:
 
 
 def in_words(entry: Upstream) -> str:
-    """In which form images go to an upstream node."""
+    """Return the form in which images go to an upstream node, in words."""
     if entry.encoding is None:
         return f"pixels to {entry.node_id}"
     where = f", encoded by {entry.relay.node_id}" if entry.relay is not None else ""

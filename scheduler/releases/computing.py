@@ -36,7 +36,7 @@ def probe_pictures(height: int, width: int) -> Array:
 
 
 async def compute(manifest: Manifest, entry: ModelEntry, path: Path) -> Any:
-    """Probabilities of a network for the probe pictures, as lists; None where ONNX Runtime is not installed.
+    """Probabilities of a network for the probe pictures, as lists; None if ONNX Runtime is not installed.
 
     Raises:
         InvalidInput: it cannot be loaded, crashes, takes too long, or gives NaN or infinity.

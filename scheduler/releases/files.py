@@ -36,7 +36,7 @@ class NetworkFiles:
     Args:
         folder: created when missing; left-overs of writes that a crash cut short are removed.
         others: folders that are searched as well and never written, such as a model set.
-        copies: the files for other schedulers; None where no other scheduler shares the database.
+        copies: the files for other schedulers; None if no other scheduler shares the database.
     """
 
     def __init__(self, folder: Path, others: Sequence[Path], copies: FileCopies | None) -> None:

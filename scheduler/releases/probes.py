@@ -43,11 +43,11 @@ _WAITS = "has not answered the probe pictures yet"
 
 
 async def known_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
-    """The answers of the networks of a manifest to the probe pictures, by sha256. Answers of the bundled networks ship
-    with them; others are computed now.
+    """Return the answers of the networks of a manifest to the probe pictures, by sha256. Answers of the bundled
+    networks ship with them; others are computed now.
 
     Raises:
-        InvalidInput, NotFound: as `compute_answers`.
+        InvalidInput, NotFound: see `compute_answers`.
     """
     shipped = await asyncio.to_thread(_shipped)
     if all(entry.sha256 in shipped for entry in manifest.models):
@@ -61,11 +61,11 @@ def _shipped() -> dict[str, Any]:
 
 
 async def compute_answers(manifest: Manifest, files: NetworkFiles) -> dict[str, Any]:
-    """The answers of the networks of a manifest to the probe pictures, by sha256; of none where ONNX Runtime is not
+    """Return the answers of the networks of a manifest to the probe pictures, by sha256; empty if ONNX Runtime is not
     installed.
 
     Raises:
-        InvalidInput: as `compute`.
+        InvalidInput: see `compute`.
         NotFound: a file is not here.
     """
     answers: dict[str, Any] = {}
@@ -85,9 +85,9 @@ class _Record:
     right: set[str] = field(default_factory=set)
     """Its networks that have answered rightly, by sha256."""
     wrong: dict[str, str] = field(default_factory=dict)
-    """Those that have not, and why."""
+    """Its networks that have answered wrongly, by sha256, and the reason."""
     next_at: dict[str, float] = field(default_factory=dict)
-    """When each is asked again."""
+    """Time at which each is asked again."""
     asking: bool = False
 
 
@@ -115,7 +115,7 @@ class Prober:
         self._known: dict[str, tuple[Array, Array]] = {}
         """Pictures and answers by sha256."""
         self._records: dict[str, _Record] = {}
-        """By node id."""
+        """Records by node id."""
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 

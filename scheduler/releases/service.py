@@ -110,7 +110,7 @@ class Releases:
         self._wall = wall
         self.uses = Uses()
         self.rows: dict[int, Release] = {}
-        """By number, in order."""
+        """Releases by number, in order."""
         self.accuracies: dict[str, float] = {}
         """Accuracy of the fine answers of each network, by sha256."""
         self.in_force = 0
@@ -122,7 +122,7 @@ class Releases:
         """Figures and guards of the change under way."""
         self.busy: frozenset[int] = frozenset()
         self.pruned = 0
-        """When releases were removed last: another number each time, so that nodes notice."""
+        """Time at which releases were last removed: another number each time, so that nodes notice."""
         self._live: frozenset[int] = frozenset()
         self._placed = 0
         """The releases that placement knows, and which of them it takes for the one in force."""
@@ -215,7 +215,7 @@ class Releases:
 
     @property
     def _tried(self) -> dict[int, ReleaseChange]:
-        """By release, its last change, if that failed."""
+        """Return, by release, its last change if that failed."""
         last = {change.release: change for change, _ in reversed(self.history)}
         return {number: change for number, change in last.items() if _failed(change)}
 

@@ -35,7 +35,7 @@ _MOST_AT_ONCE = 500
 """Most nodes of a fleet that seeks sources at each event. A larger fleet seeks them at intervals."""
 _LEAST_PAUSE_S, _PAUSE_OF_ONE_S = 0.1, 5e-5
 _WAIT_S = 10.0
-"""For which a node that has no source yet may be kept waiting."""
+"""Longest wait of a node that has no source yet, in seconds."""
 _MOST_WAITING = 64
 """Requests that are kept waiting; the others are answered at once: each holds a connection."""
 _MOST_PARTS = 64
@@ -87,7 +87,7 @@ class Spreading:
     ) -> None:
         self._devices, self._file, self._find, self._secret, self._clock = devices, file, find, secret, clock
         self._files: list[WeightsFile] = []
-        """By their numbers in the tree."""
+        """Files by their numbers in the tree."""
         self._numbers: dict[str, int] = {}
         self._parts: dict[int, FileParts] = {}
         self._reading = asyncio.Lock()

@@ -15,11 +15,11 @@ from tierkit.errors import LimitReached, Overloaded
 __all__ = ["invited"]
 
 _MOST = 20
-"""Of one inviter, valid at a time."""
+"""Most invitations of one inviter that are valid at a time."""
 _MOST_USES = 1_000
-"""Of all those together."""
+"""Most uses of all of them."""
 _MOST_BYTES = 2 * 1024 * 1024
-"""For all invitations: half of what the file may hold."""
+"""Most bytes of all invitations: half of the file's limit."""
 _ENTRY_BYTES = 640
 _USE_BYTES = 68
 _AGAIN_S = 60.0

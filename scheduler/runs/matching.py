@@ -1,11 +1,12 @@
-"""Which run a worker is sent to: the oldest that still wants workers, or the one that it chooses. Pure: time is passed
-in.
+"""The match of workers and runs: a worker is sent to the oldest run that still wants workers, or to the run that it
+chooses. Pure: time is passed in.
 
-A worker that was sent somewhere counts there for a while although its host has not told of it yet, so that many who ask
-at once do not all go to the same run. Names cost nothing, so the workers of one token that have brought nothing yet,
-whether they have come or not, hold at most half of the places of a run; those that have not come hold none once one of
-them has not come at all. A scheduler that takes over knows nothing of these promises, and a worker's token again once
-the worker renews its ticket; so a run may get some workers more than it wants, which harms nobody.
+A worker that was sent to a run counts there for a while although its host has not reported it yet. So many workers that
+ask at once do not all go to the same run. Names cost nothing. So the workers of one token that have sent no updates
+yet, whether they have come or not, hold at most half of the places of a run. Those that have not come hold no place
+once one of them has failed to come. A scheduler that takes over does not know these promises, and knows a worker's
+token again only once the worker renews its ticket. So a run may get a few more workers than it wants, which does no
+harm.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MOST_CALLERS = 10_000
 _MOST_PROMISES = 10_000
 _AGAIN_S = 3.0
 _DISTRUST_S = 600.0
-"""For which a token holds no places, whose worker was sent to a run and did not come."""
+"""Seconds for which a token holds no places after a worker of it was sent to a run and did not come."""
 _MOST_DISTRUSTED = 10_000
 _MOST_CAME = 10_000
 
@@ -41,17 +42,17 @@ class Wanting:
 
     id: str
     since: float
-    """When it was begun; on any clock."""
+    """Time at which it was begun, on any clock."""
     wants: RunWants
     there: Collection[str]
     """Names of the workers that its host has heard lately."""
     coming: Mapping[str, str | None] = field(default_factory=dict)
-    """Those that were sent there lately, by name, and their tokens; None where none was asked for."""
+    """Workers that were sent there lately, by name, with their tokens; None if no token was asked for."""
     idle: Mapping[str, str | None] = field(default_factory=dict)
-    """Those of `there` that have brought no update yet, and their tokens; None where it is not known."""
+    """Workers of `there` that have sent no update yet, and their tokens; None for an unknown token."""
 
     def taken(self, but: str) -> int:
-        """Places, without that of one worker."""
+        """Number of places that are taken, without the place of one worker."""
         proven = {*self.there} - {*self.idle, but}
         others = {**self.coming, **self.idle}
         held = Counter(token for name, token in others.items() if name not in proven and name != but)
@@ -60,7 +61,7 @@ class Wanting:
 
 
 def unfit(wants: RunWants, offer: WorkerOffer) -> str:
-    """Why a worker is none for a run; "" where it is one."""
+    """Return why a worker does not fit a run; "" if it does."""
     if wants.workers == 0:
         return "takes no workers: its ranks are all there"
     if wants.kept != offer.kept:
@@ -84,13 +85,13 @@ def _mb(size: int | None) -> float | None:
 
 
 def chosen(runs: Iterable[Wanting], offer: WorkerOffer) -> str:
-    """The id of the run that the worker is sent to.
+    """Return the id of the run that the worker is sent to.
 
     Args:
-        runs: that take workers; of a worker that chooses, its choice alone.
+        runs: runs that take workers; for a worker that chooses, only its choice.
 
     Raises:
-        Conflict: it has chosen a run that it is too slow or too small for.
+        Conflict: the worker does not fit the run that it has chosen.
         Unavailable: no run wants it at present.
     """
     runs = sorted(runs, key=lambda run: (run.since, run.id))
@@ -113,12 +114,13 @@ def chosen(runs: Iterable[Wanting], offer: WorkerOffer) -> str:
 
 
 class Matchmaker:
-    """What is remembered between two matches: who has asked how often, and who was sent where. All of it is bounded."""
+    """State between two matches: the requests of each caller, and the runs that workers were sent to. All of it is
+    bounded."""
 
     def __init__(self) -> None:
         self._callers: dict[str, TokenBucket] = {}
         self._promises: dict[str, tuple[str, float, str | None]] = {}
-        """Of each worker: the run that it was sent to last, since when it is awaited, and its token."""
+        """By worker: the run that it was sent to last, since when it is awaited, and its token."""
         self._distrusted: dict[str, float] = {}
         """Tokens whose workers were sent somewhere and did not come, and when that was clear."""
         self._came: dict[tuple[str, str], str] = {}
@@ -142,7 +144,7 @@ class Matchmaker:
         """This worker was sent to this run.
 
         Args:
-            token: whose it is; None where none is asked for.
+            token: token of the worker; None if none is asked for.
         """
         self._expire(now)
         _, since, _ = self._promises.get(worker, ("", now, None))
@@ -169,7 +171,8 @@ class Matchmaker:
         return {worker: self._came.get((run, worker)) for worker in workers}
 
     def coming(self, now: float) -> dict[str, dict[str, str | None]]:
-        """By run: the workers that were sent there lately, have not come yet and are believed to, and their tokens."""
+        """Return, by run, the workers that were sent there lately, have not come yet and are expected, with their
+        tokens."""
         self._expire(now)
         coming: dict[str, dict[str, str | None]] = {}
         for worker, (run, _, token) in self._promises.items():

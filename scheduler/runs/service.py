@@ -1,7 +1,7 @@
 """Training runs behind the HTTP API: hosts begin them and report, people follow and stop them, workers find hosts.
 
 The runs under way are in memory, with a copy in the database that is at most some seconds old; beginnings, ends and
-wishes to stop are in the database before they are answered. A scheduler that takes over goes on from there.
+wishes to stop are in the database before they are answered. A scheduler that takes over continues from there.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ __all__ = ["EVERYTHING", "RunEvents", "Runs", "Sight"]
 _log = logging.getLogger(__name__)
 
 _MOST_UNDER_WAY = 200
-"""Runs whose hosts report. One may have a thousand workers, which are some 300 kB here."""
+"""Most runs whose hosts report. One may have a thousand workers, which take about 300 kB here."""
 _FULL_AGAIN_S = 5.0
 _LOOK_S = 1.0
-"""Between two looks for hosts that have fallen silent."""
+"""Seconds between two looks for hosts that have fallen silent."""
 _SAVE_S = 5.0
-"""Between two writes of what a run has reported."""
+"""Seconds between two writes of what a run has reported."""
 _KEEP_ALIVE_S = 15.0
 _HTTPS = "https://"
 _CURSOR = re.compile("([0-9]{1,17})-([0-9a-f]{32})", re.ASCII)
 
 RunEvents = AsyncGenerator[tuple[str, RunProgress, int] | None, None]
-"""Kind, data and number of each event; None where nothing has happened for a while."""
+"""Kind, data and number of each event; None if nothing has happened for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """Which runs somebody may see."""
+    """Limits of the runs that a caller may see."""
 
     owner: str | None = None
     """Only theirs; None for all."""
@@ -89,7 +89,7 @@ class _Known:
     """True if the database has something older."""
     reports: int = 0
     shown: RunState | None = None
-    """What followers were told of last."""
+    """State that followers received last."""
 
     def state(self, now: float) -> RunState:
         return state_now(self.row.state, now - self.heard)
@@ -119,10 +119,10 @@ class Runs:
     """Everything that the API does to training runs.
 
     Args:
-        secret: of the schedulers that share the database; those of the runs are made from it.
-        clock: monotonic seconds.
-        wall: seconds since 1970, for people and for tickets.
-        elapsed: by which retention counts, and for how long a host has been silent after a restart.
+        secret: secret of the schedulers that share the database; the runs' secrets are made from it.
+        clock: Returns monotonic seconds.
+        wall: Returns seconds since 1970, used in answers and in tickets.
+        elapsed: Returns seconds of elapsed time, used for retention and for the silence of hosts after a restart.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Runs:
         self._elapsed = elapsed
         self._under_way: dict[str, _Known] = {}
         self._turn = asyncio.Lock()
-        """Of whoever writes: what is written later is newer."""
+        """Held while writing, so that a later write holds newer content."""
         self._news = KeyedEvents()
         self._stopping = False
         self._matchmaker = Matchmaker()
@@ -164,13 +164,13 @@ class Runs:
     # --- hosts ----------------------------------------------------------------------------------------------------
 
     async def begin(self, wanted: RunStart, owner: str | None) -> tuple[BegunRun, bool]:
-        """Store a run, or let a host that was restarted go on with it.
+        """Store a run, or let a restarted host continue it.
 
         Returns:
-            The run with its secret, for its host alone; and whether it is new.
+            The run with its secret, meant only for its host; and True if the run is new.
 
         Raises:
-            Conflict: the id is the run of somebody else, or this run has ended.
+            Conflict: the id belongs to another owner's run, or this run has ended.
             LimitReached: too many of the owner's are under way.
             Overloaded: too many are under way.
             Unavailable: the database does not accept it.
@@ -206,7 +206,7 @@ class Runs:
             return BegunRun.model_validate({**told, "secret": self._secret_of(row)}), known is None
 
     def _secret_of(self, row: RunRow) -> str | None:
-        """None where no tokens are asked for."""
+        """None if no tokens are asked for."""
         return None if row.owner is None else secret_of_run(self._secret, row.id, row.owner, row.created_at)
 
     async def report(self, run_id: str, said: RunReport, owner: str | None) -> RunOrders:
@@ -383,7 +383,7 @@ class Runs:
         return known
 
     async def ended_of(self, run_ids: Collection[str]) -> frozenset[str]:
-        """Those of these runs that have ended or are forgotten. Raises Unavailable."""
+        """Return the ids of these runs that have ended or are forgotten. Raises Unavailable."""
         return frozenset(run_ids) - await self._store.unended_of(run_ids)
 
     async def stop(self, run_id: str, sight: Sight) -> Run:
@@ -538,12 +538,12 @@ class Runs:
         return known, state
 
     def _make_room(self, now: float, owner: str | None, but: str = "") -> None:
-        """Let go of runs that are interrupted where there are too many; the database has them. Nobody has more places
-        than are left for others: so there is one for each of many owners, whatever one of them does.
+        """Drop interrupted runs from memory if there are too many; the database has them. No owner holds more places
+        than are left for others, so one owner cannot take the places of all.
 
         Raises:
-            LimitReached: this owner has too many that are not.
-            Overloaded: all have.
+            LimitReached: this owner has too many runs that are not interrupted.
+            Overloaded: all owners together have too many.
         """
         while but not in self._under_way:
             there = self._under_way.values()
@@ -571,10 +571,10 @@ def _urls(known: _Known) -> tuple[str, ...]:
 
 
 def _by_https(runs: list[_Known], *, chooses: bool) -> list[_Known]:
-    """Those whose hosts a worker that came by https may be sent to.
+    """Return the runs to whose hosts a worker that came by https may be sent.
 
     Raises:
-        Conflict: there were some, but none of these; Unavailable where the worker has not chosen it.
+        Conflict: there were some, but none of these; Unavailable if the worker has not chosen it.
     """
     safe = [known for known in runs if any(url.startswith(_HTTPS) for url in _urls(known))]
     if runs and not safe:

@@ -27,7 +27,7 @@ def state_now(kept: RunState, silent_s: float) -> RunState:
 
 
 def point_of(said: RunReport, at: float) -> Point:
-    """The moment of a report on the curve of its run; the counts are sums over its workers, None where it names none.
+    """The moment of a report on the curve of its run; the counts are sums over its workers, None if it names none.
 
     Args:
         at: seconds since 1970.
@@ -41,12 +41,12 @@ def point_of(said: RunReport, at: float) -> Point:
 
 
 def state_after(now: RunState, said: Literal["running", "finished", "failed"], *, complete: bool) -> RunState:
-    """What is kept of a run after a report.
+    """Return the state of a run to store after a report.
 
     Args:
-        now: as `state_now` has it.
-        said: by the host.
-        complete: whether all steps are done.
+        now: state from `state_now`.
+        said: state in the host's report.
+        complete: True if all steps are done.
     """
     if now.final:
         return now

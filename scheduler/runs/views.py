@@ -26,7 +26,7 @@ def summary(row: RunRow, state: RunState) -> RunSummary:
 
 
 def brief(row: RunRow, details: RunDetails, state: RunState) -> RunProgress:
-    """What a report has changed."""
+    """Return the fields of a run that a report changes."""
     return RunProgress.model_validate({**_short(row, state), **_live(row, details)})
 
 

@@ -1,6 +1,6 @@
-"""What operators want with the workers of a run, until its host says that it is so. Pure.
+"""Operators' orders for the workers of a run, until the host reports that they are carried out. Pure.
 
-A wish stands with its worker in the list that the host reports, and is kept with it.
+An order is stored with its worker in the list that the host reports.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from tierkit.types import STANDING_AFTER, WorkerOrder
 __all__ = ["may_work", "wishes_of", "with_wishes"]
 
 Workers = Sequence[Mapping[str, Any]]
-"""Each as `tierkit.wire.runs.RunWorker`; in databases from before without what came later."""
+"""Workers with the fields of `tierkit.wire.runs.RunWorker`; in older databases, later fields are missing."""
 
 
 def wishes_of(workers: Workers) -> dict[str, WorkerOrder]:
-    """What is wanted, by name."""
+    """Return the operators' orders by worker."""
     return {each["name"]: each["wish"] for each in workers if each.get("wish") is not None}
 
 
 def with_wishes(workers: Workers, wishes: Mapping[str, WorkerOrder]) -> list[dict[str, Any]]:
-    """These workers with the wishes that are not fulfilled yet; others keep theirs. Those of workers that are gone are
-    gone, too."""
+    """Return these workers with the orders that are not carried out yet; other workers keep their orders. Orders for
+    departed workers are dropped."""
 
     def of(worker: Mapping[str, Any]) -> WorkerOrder | None:
         wish: WorkerOrder | None = wishes.get(worker["name"], worker.get("wish"))

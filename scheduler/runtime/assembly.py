@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 _SWEEP_S = 0.05
 """Part of the time in which a silent node is noticed."""
 _SHOW_S = 1.0
-"""Between two updates of the figures that take longer to work out."""
+"""Seconds between two updates of the figures that take longer to work out."""
 _PURGE_S = 3600.0
 _PURGE_OBSERVATIONS_S = 60.0
 """A fleet may send sixty thousand in that time."""

@@ -28,7 +28,7 @@ __all__ = ["leading"]
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
-"""After a term has ended; another scheduler may do better."""
+"""Seconds to wait after a term has ended; another scheduler may do better."""
 
 
 class _Leadership:
@@ -60,7 +60,7 @@ class _Leadership:
         self._leads = False
 
     def standby(self) -> str | None:
-        """Why this scheduler does nothing now; None while it leads."""
+        """Return why this scheduler does nothing now; None while it leads."""
         if self._leads and self._lease.held:
             return None
         if self._lease.trouble:

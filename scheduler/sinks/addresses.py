@@ -34,7 +34,7 @@ _MOST_ADDRESSES = 32
 
 
 def refusal(address: str, *, allow_private: bool) -> str | None:
-    """Why a sink may not connect to an IP address; None if it may.
+    """Return why a sink may not connect to an IP address; None if it may.
 
     Args:
         allow_private: an admin allows private networks and this machine.

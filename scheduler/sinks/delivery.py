@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 MOST_PENDING = 256
 """Events of a sink in memory."""
 _BUDGET_S = 30.0
-"""For one try. Each kind of sink has a shorter budget."""
+"""Seconds for one try. Each kind of sink has a shorter budget."""
 _OPEN_S = 30.0
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-"""Between two connections; the longest is also the longest wait that a receiver gets by asking for it."""
+"""Seconds between two connections, at first and at most; a receiver cannot ask for a longer wait."""
 _DATABASE_AGAIN_S = 1.0
 _LETTERS_AT_ONCE = 100
 _MOST_SAID = 500
@@ -62,7 +62,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Office:
-    """What the couriers of all sinks share."""
+    """State that the couriers of all sinks share."""
 
     feed: Feed
     letters: Letters
@@ -90,7 +90,7 @@ class Courier:
     ) -> None:
         self.sink = sink
         self.trouble = ""
-        """Why the last try failed; "" after one that did not."""
+        """Reason why the last try failed; "" after one that did not."""
         self.delivered = 0
         self.failed = 0
         """Tries that failed."""
@@ -108,7 +108,7 @@ class Courier:
         self._retry_s = office.retry_s
         self._elapsed = office.elapsed
         self._pending: dict[int, _Pending] = {}
-        """By number, rising, without dead letters."""
+        """Pending events by number, rising, without dead letters."""
         self._lanes: dict[int, deque[_Pending]] = {}
         self._again: set[int] = set()
         """Numbers of the dead letters that are on their way again."""

@@ -21,7 +21,7 @@ _PAGE = 500
 _PAUSE_S = 0.02
 """Least time between two looks at the database."""
 _AGAIN_S = 1.0
-"""After the database did not answer."""
+"""Seconds to wait after the database did not answer."""
 _LOOK_S = 5.0
 """Longest time between them, in case the end of a transaction was not heard."""
 

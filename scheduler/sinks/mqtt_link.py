@@ -101,7 +101,7 @@ class MqttLink:
         self._wanted: set[str | None] = set()
         """These topics."""
         self.refusal = ""
-        """Why the broker has refused a message; "" if it has not."""
+        """Reason why the broker has refused a message; "" if it has not."""
 
     async def deliver(self, event: SinkEvent) -> None:
         """Publish an event; returns once the broker has it.

@@ -28,10 +28,10 @@ __all__ = ["WEBHOOK", "WebhookKind", "WebhookOptions", "signers_of"]
 _BUDGET_S = 15.0
 _MOST_ANSWER_BYTES = 4096
 _DRAIN_S = 1.0
-"""For the rest of a good answer, so that the connection can be used again."""
+"""Seconds to read the rest of a good answer, so that the connection can be used again."""
 _MOST_SAID = 200
 _AGAIN = {401, 403, 404, 408, 425, 429}
-"""Refusals that a person may end, at the receiver or here, or time alone."""
+"""Refusals that may end by themselves, or by a change at the receiver or here."""
 _GONE = 410
 _PREFIX = "whsec_"
 _SECRET_BYTES = range(16, 65)

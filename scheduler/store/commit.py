@@ -40,7 +40,7 @@ even if it holds little. An answer that comes after a pause is not held up."""
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """An answer that shall not be in the database any more."""
+    """An answer to remove from the database."""
 
     answer: Answer
 
@@ -54,9 +54,9 @@ class _Write:
     """A transaction that may be tried several times, and is written once."""
 
     undo: Sequence[Executable] = ()
-    """Takes it back, where nobody waits for it any more."""
+    """Statements that undo it, if no caller waits for it any more."""
     number: int = 0
-    """Of the latest try."""
+    """Number of the latest try."""
     done: bool = False
 
 
@@ -90,9 +90,9 @@ class GroupCommit:
         self._doubtful: _Write | None = None
         """The latest transaction, if its connection broke before the database said whether it is written."""
         self._undo: list[Executable] = []
-        """To be written with the next transaction."""
+        """Statements to run with the next transaction."""
         self.refused: str | None = None
-        """Why the database does not accept results at the moment."""
+        """Reason why the database does not accept results at the moment."""
         self._failing = False
         """True if the last `check` of an idle database failed; it is logged when that changes."""
         self._checking: asyncio.Task[None] | None = None
@@ -117,11 +117,11 @@ class GroupCommit:
     async def execute(
         self, work: Callable[[AsyncConnection], Awaitable[object]], *, undo: Sequence[Executable] = ()
     ) -> None:
-        """Run `work` in a transaction of its own, between two group commits.
+        """Run `work` in a separate transaction, between two group commits.
 
         Args:
-            undo: takes it back. It is written before anything else, if the connection breaks, or the caller is
-                cancelled, at a moment after which nobody can say whether `work` is written.
+            undo: statements that undo it. They are written before anything else if the connection breaks or the caller
+                is cancelled, and it is unknown whether `work` was written.
 
         Raises:
             Standby: another scheduler leads now; nothing was written.
@@ -171,7 +171,7 @@ class GroupCommit:
             self.on_write()
 
     async def check(self) -> None:
-        """True if the database accepts what it is given, also when nothing has been written for long.
+        """Check that the database accepts writes, even if nothing has been written for a long time.
 
         Raises:
             DataError: results wait because it refuses them, or it would refuse any commit: its file is gone.

@@ -1,4 +1,4 @@
-"""Copies of files in the database, for schedulers that share it but no disk."""
+"""Copies of files in the database. Used by schedulers that share the database but no disk."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class FileCopies:
         self._engine = engine
         self._commit = commit
         self._whole: set[str] = set()
-        """Those that the database holds in whole."""
+        """Files that the database holds completely."""
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
-        """By file: one saves it, and others with the same content wait."""
+        """Locks by file: one caller saves it, and others with the same content wait."""
 
     async def save(self, sha256: str, path: Path) -> None:
         """Copy a file, unless that has been done.

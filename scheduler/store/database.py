@@ -23,27 +23,27 @@ __all__ = ["REFUSALS", "last_seq", "may_be_written", "open_database", "plain_rea
 Value = TypeVar("Value")
 
 REFUSALS = (SQLAlchemyError, OSError)
-"""What a database raises that refuses something, or is away."""
+"""Errors that a database raises if it refuses something, or is away."""
 
 _BUSY_TIMEOUT_MS = 10_000
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
-"""For each statement of a server; one that is silent for longer is away."""
+"""Seconds for each statement of a server; a server that is silent for longer is away."""
 _OPEN_TRANSACTION_MS = 5_000
 """A server ends the transaction of a scheduler that has said nothing for so long: it may have been stopped, or its
 machine lost, and what it holds is what another one waits for."""
 _CONNECTIONS = 10
-"""As many as `scheduler.store.reading` reads with, and those that write and look after the lease."""
+"""Connections for the queries of `scheduler.store.reading`, and further ones for writes and the lease."""
 _MIGRATION_LOCK = 0x7465727261636500
-"""Of one migration at a time, an advisory lock of PostgreSQL."""
+"""Key of PostgreSQL's advisory lock that allows one migration at a time."""
 _LEGACY = "6"
-"""The last schema before Alembic; its tables are those of revision 0001."""
+"""The last schema before Alembic; its tables equal revision 0001."""
 _KNOWN = "what works are sqlite+aiosqlite:///FILE and postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
 
 
 async def open_database(url: str) -> AsyncEngine:
-    """An engine on a database that holds the present tables; makes them in an empty one, and brings those of an older
-    Terrace up to date, whose scheduler then leads no longer.
+    """Return an engine on a database with the present tables. Makes them in an empty database, and migrates the tables
+    of an older Terrace; a scheduler of that version then does not lead any more.
 
     Raises:
         DatabaseUnavailable: its server is not there now.
@@ -90,8 +90,8 @@ async def open_database(url: str) -> AsyncEngine:
 async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
     """Run `work` in a transaction.
 
-    On SQLite it is completed even if the caller is cancelled, which then waits for its end: of a transaction that is
-    broken off, the driver may leave a statement behind that locks the file until Python next collects garbage.
+    On SQLite it is completed even if the caller is cancelled, which then waits for its end. Otherwise the driver could
+    leave a statement of the transaction behind, which locks the file until Python next collects garbage.
 
     Raises:
         One of REFUSALS: the database refuses it.
@@ -120,7 +120,7 @@ async def last_seq(engine: AsyncEngine) -> int:
 
 
 def plain_reason(exc: BaseException) -> str:
-    """What the driver said, without the statement and SQLAlchemy's link."""
+    """Return the driver's message, without the statement and SQLAlchemy's link."""
     if isinstance(exc, TimeoutError):
         return "it does not answer in time"
     return next(iter(str(getattr(exc, "orig", None) or exc).splitlines()), type(exc).__name__)
@@ -145,7 +145,7 @@ def _engine(url: str) -> tuple[AsyncEngine, str]:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         # Neither the URL nor the error's text, which may repeat it: a password would stand in the log.
-        raise SetupError(f"the database URL is no URL; {_KNOWN}") from None
+        raise SetupError(f"the database URL is not a URL; {_KNOWN}") from None
     if "@" in (parsed.host or ""):  # a part of a password, perhaps
         raise SetupError(f"the database URL has an @ too many: write one in a name or password as %40; {_KNOWN}")
     where = parsed.difference_update_query(["password"]).render_as_string(hide_password=True)
@@ -199,7 +199,7 @@ def _migrate(connection: Connection, where: str) -> None:
 
 
 def _revision(connection: Connection, where: str) -> str | None:
-    """The revision of the tables; None where there are none."""
+    """The revision of the tables; None if there are none."""
     tables = inspect(connection).get_table_names()
     if VERSION_TABLE in tables:
         return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")) or "none")
@@ -215,8 +215,8 @@ def _revision(connection: Connection, where: str) -> str | None:
 
 
 class _SameFile:
-    """Refuses connections and commits when the file at the path is no longer the one that was opened: SQLite would go
-    on writing into the removed one, and a new connection would make an empty one."""
+    """Refuses connections and commits once the file at the path has been removed or replaced. Otherwise SQLite would
+    write into the removed file, and a new connection would make an empty one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -233,8 +233,8 @@ class _SameFile:
 
 
 def _probe_sqlite(path: str | None, where: str) -> _SameFile | None:
-    """Open and close the file, which makes an empty one where there is none, its owner's alone; None for what is no
-    plain file."""
+    """Open and close the file; makes an empty one, readable only by its owner, if it is missing. Returns None for a
+    database that is not a plain file."""
     # A connection that cannot be opened leaves the asynchronous driver's thread behind, which complains on standard
     # error when the event loop has gone; this one leaves nothing.
     plain = path is not None and path != ":memory:" and not path.startswith("file:")

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _NAME = "elapsed"
 _KEEP_S = 60.0
-"""Between two notes in the database: the most that a machine that loses its power may lose of elapsed time."""
+"""Seconds between two notes in the database: the most elapsed time that a power failure may lose."""
 
 
 async def kept_elapsed(engine: AsyncEngine, commit: GroupCommit) -> Elapsed:

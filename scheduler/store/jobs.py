@@ -56,7 +56,7 @@ class JobStore:
         self.commit = commit
 
     async def add(self, job: JobRow, facts: ImageFacts, idempotency_key: str | None = None) -> JobRow:
-        """Store a job; returns it, or the one that has this idempotency key already.
+        """Store a job; returns it, or the earlier job with this idempotency key.
 
         Raises:
             Unavailable: the database does not accept it; nothing was stored.
@@ -147,12 +147,12 @@ class JobStore:
         )
 
     async def named(self, job_id: str, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What is said of some images by `index`, with their names."""
+        """Return entries about images, each with its `index`, together with the names of the images."""
         names = (await self.facts(job_id)).names if images else None
         return [{**image, "name": None if names is None else names[image["index"]]} for image in images]
 
     async def attempts_made(self, job_id: str) -> dict[int, tuple[int, int, int]]:
-        """By task: its attempts so far, how many of them failed, and how many of those were errors of the device."""
+        """Return, by task, the numbers of its attempts, of failed ones, and of errors of the device among these."""
         query = select(
             attempts.c.task,
             func.max(attempts.c.number).label("made"),
@@ -284,5 +284,6 @@ class JobStore:
 
 
 def _damage_of(facts: ImageFacts) -> dict[int, Any]:
-    """What a job's row says of its damaged images: a sentence, or an object with one where the image is answered."""
+    """Return the entries of a job's row about its damaged images: a sentence, or an object with one if the image is
+    answered."""
     return {**facts.damaged, **{image: {_MENDED: said} for image, said in facts.mended.items()}}

@@ -1,8 +1,9 @@
 """The leader's lease with its fencing token (`epoch`): one row of the database that schedulers share.
 
 The leader holds the lease and renews it. Each of its transactions names its epoch (`Lease.fence`), and the database
-refuses those of an epoch that has passed: a leader that was stopped, or cut off, changes nothing any more once another
-one has taken over. Expiry is by the clock of the database alone, so the clocks of the machines need not agree.
+refuses transactions with an epoch that has passed. So a leader that was stopped or cut off changes nothing any more
+once another one has taken over. Only the clock of the database decides on expiry, so the clocks of the machines need
+not agree.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Lease:
 
     Args:
         engine: the database.
-        url: of this scheduler, for those who ask a standby who leads.
-        lease_s: how long it lasts from the latest renewal on.
-        alone: whether no other process can use this database, so that whoever held the lease before has ended.
-        clock: monotonic seconds.
+        url: URL of this scheduler, given to clients that ask a standby for the leader.
+        lease_s: seconds that it lasts after each renewal.
+        alone: True if no other process can use this database, so that the earlier holder of the lease has ended.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Lease:
         """Set when another scheduler has taken over, or may have."""
         self.epoch = 0
         self.leader = ""
-        """URL of the one that leads, as far as a standby knows."""
+        """URL of the leader, as far as a standby knows it."""
         self.trouble = ""
-        """Why a standby cannot reach the database; "" where it can."""
+        """Reason why a standby cannot reach the database; "" if it can."""
         self._engine = engine
         self._url = url
         self._lease_s = lease_s
@@ -167,7 +168,7 @@ class Lease:
                 self._renewed_at, self._awaited = began, bool(row[0])
 
     async def _renew(self, connection: AsyncConnection) -> Row[Any] | None:
-        """True if another scheduler waits; None where it leads."""
+        """Renew the lease. Returns a row with True if another scheduler waits; None if another one leads."""
         own = update(lease).where(lease.c.epoch == self.epoch)
         renewed = own.values(expires_at=self._now + self._lease_s)
         return (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()

@@ -61,7 +61,7 @@ MOST_PICTURES = 100
 """The latest pictures of a source that are kept."""
 _NUMBERS_PER_S = 1_000_000
 _PART = 200
-"""Rows that are deleted in one transaction, for which other writes wait."""
+"""Rows deleted in one transaction; other writes wait for its end."""
 
 _read = msgspec.json.Decoder(Observation).decode
 
@@ -75,9 +75,9 @@ class _Now(Struct, frozen=True, kw_only=True):
     wall: float
     elapsed: float
     numbers: Iterator[int]
-    """For `observations.received`."""
+    """Numbers for `observations.received`."""
     sites: Mapping[str, str]
-    """By node; others have none."""
+    """Sites by node; other nodes have none."""
 
 
 class ObservationStore:

@@ -15,7 +15,7 @@ from tierkit.errors import Unavailable
 __all__ = ["Reader"]
 
 _MOST_READING = 8
-"""Queries at a time, each with a connection of its own; later ones wait for their turn."""
+"""Concurrent queries, each with a separate connection; later ones wait for their turn."""
 
 
 class Reader:
@@ -27,8 +27,8 @@ class Reader:
         self._reading: set[asyncio.Task[Any]] = set()
 
     async def rows(self, query: Any) -> Sequence[Row[Any]]:
-        """What a query finds. The caller may be cancelled when its client hangs up; a query that has begun is completed
-        all the same: the driver would leave its connection open, and its thread waiting.
+        """Return the rows of a query. The caller may be cancelled when its client hangs up, but a query that has begun
+        is completed: otherwise the driver would leave its connection open, and its thread waiting.
 
         Raises:
             Unavailable: the database does not answer.

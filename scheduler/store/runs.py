@@ -54,12 +54,12 @@ class RunStore:
         return _whole(found[0]) if found else None
 
     async def unended(self, most: int) -> list[tuple[RunRow, RunDetails]]:
-        """Those without an end whose hosts were heard last."""
+        """Return the unfinished runs whose hosts were heard last."""
         query = select(*_WHOLE).where(runs.c.finished_at.is_(None)).order_by(runs.c.heard_at.desc()).limit(most)
         return [_whole(row) for row in await self._reader.rows(query)]
 
     async def unended_of(self, run_ids: Collection[str]) -> frozenset[str]:
-        """Those of these runs that are stored and have no end."""
+        """Return the ids of these runs that are stored and have no end."""
         query = select(runs.c.id).where(runs.c.finished_at.is_(None), runs.c.id.in_(run_ids))
         return frozenset(row.id for row in await self._reader.rows(query))
 
@@ -69,9 +69,9 @@ class RunStore:
         """Up to `limit` runs, newest first.
 
         Args:
-            before: only those older than the one that was created at this time and has this id.
-            owner: only theirs; None for all.
-            unended: only those without an end.
+            before: creation time and id of a run; only older runs are returned.
+            owner: only runs of this owner; None for all.
+            unended: only runs without an end.
         """
         query = select(*_SHORT).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
         if before is not None:

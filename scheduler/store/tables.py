@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 VERSION_TABLE = "terrace_schema"
-"""Where Alembic notes the revision of the tables."""
+"""Table in which Alembic notes the revision of the tables."""
 
 SCHEMA = "0012"
 """The revision that these tables are of: the newest in `migrations/versions`."""
@@ -71,14 +71,14 @@ class _Plain(TypeDecorator[str]):
 
 
 class PlainText(_Plain):
-    """Of any length."""
+    """Text of any length."""
 
     impl = Text
     cache_ok = True
 
 
 class PlainString(_Plain):
-    """Of a length that the database may check."""
+    """Text of a length that the database may check."""
 
     impl = String
     cache_ok = True

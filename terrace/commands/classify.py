@@ -63,18 +63,16 @@ class JobOptions:
         float | None,
         typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
     ] = None
-    privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave the end device.")] = None
+    privacy: Annotated[Privacy | None, typer.Option(help="Form in which images may leave the end device.")] = None
     encode_on: Annotated[
-        EncodeOn | None, typer.Option(help="Where images are encoded for nodes that must not see them.")
+        EncodeOn | None, typer.Option(help="Tier that encodes images for nodes that must not see them.")
     ] = None
-    feature_form: Annotated[FeatureForm | None, typer.Option(help="How encoded images are written.")] = None
+    feature_form: Annotated[FeatureForm | None, typer.Option(help="Number format of encoded images.")] = None
     weight: Annotated[
-        float | None, typer.Option(min=0.01, max=100, help="Share of the fleet beside other jobs. Default: 1.")
+        float | None, typer.Option(min=0.01, max=100, help="Share of the fleet relative to other jobs. Default: 1.")
     ] = None
-    recovery: Annotated[Recovery | None, typer.Option(help="What happens to a task whose attempt failed.")] = None
-    on_upstream_loss: Annotated[
-        UpstreamLoss | None, typer.Option(help="What happens when no upstream node answers.")
-    ] = None
+    recovery: Annotated[Recovery | None, typer.Option(help="Action for a task whose attempt failed.")] = None
+    on_upstream_loss: Annotated[UpstreamLoss | None, typer.Option(help="Action if no upstream node answers.")] = None
     on_bad_input: Annotated[
         OnBadInput | None,
         typer.Option(
@@ -99,7 +97,7 @@ class JobOptions:
         Path | None,
         typer.Option(
             help="Write one result per image to this file (.jsonl or .csv), which appears when all are there. A source"
-            " too large for one upload is sent as several jobs; after a cut the same command goes on where it stopped.",
+            " too large for one upload is sent as several jobs; after a cut the same command continues.",
             dir_okay=False,
         ),
     ] = None

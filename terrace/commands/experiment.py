@@ -209,7 +209,7 @@ def _run(
 
 
 def _without_plots() -> str:
-    """Why there will be no plots; "" if matplotlib is installed."""
+    """Return why there will be no plots; "" if matplotlib is installed."""
     try:
         Figures()
     except MissingExtra as exc:

@@ -33,7 +33,7 @@ class ImportOptions:
     models: Annotated[
         Path, typer.Option(metavar="SET", help="Model set: a folder; begun if it is not there.", file_okay=False)
     ]
-    tier: Annotated[Tier, typer.Option(help="Where it is to run.")]
+    tier: Annotated[Tier, typer.Option(help="Tier that runs it.")]
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -49,10 +49,11 @@ class ImportOptions:
     ] = None
     preprocess: Annotated[
         Path | None,
-        typer.Option(help="What the network expects of its pixels (TOML).", exists=True, dir_okay=False),
+        typer.Option(help="Form of the pixels that the network expects (TOML).", exists=True, dir_okay=False),
     ] = None
     name: Annotated[
-        str | None, typer.Option(help="Name of the network. Default: that of the file.", callback=optional_plain_name)
+        str | None,
+        typer.Option(help="Name of the network. Default: the name of the file.", callback=optional_plain_name),
     ] = None
     int8: Annotated[bool, typer.Option("--int8", help="Quantise it to INT8; needs --calibrate.")] = False
     calibrate: Annotated[

@@ -27,7 +27,7 @@ _LEAST_REASON_WIDTH = 16
 _LEAST_WHY_WIDTH = 40
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
-Cursor = Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")]
+Cursor = Annotated[str | None, typer.Option(help="Continue where an earlier page ended.", metavar="CURSOR")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ class JobRange:
 class AttemptRange:
     """Options that choose one page of the attempts of a job."""
 
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, by task.")] = 200
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Number of attempts, by task.")] = 200
     cursor: Cursor = None
-    task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None
+    task: Annotated[int | None, typer.Option(min=0, help="Only attempts of this task.", metavar="NUMBER")] = None
 
 
 @app.command("list")
@@ -100,7 +100,7 @@ def show(client: Client, job: JobId, json: Json = False) -> None:
 @app.command()
 @connected
 def attempts(client: Client, job: JobId, chosen: AttemptRange, json: Json = False) -> None:
-    """Who tried which task of a job, and what came of it."""
+    """Show the attempts of a job's tasks, with their nodes and outcomes."""
     page = client.attempts(job, limit=chosen.limit, cursor=chosen.cursor, task=chosen.task)
     if json:
         print_json(page)
@@ -133,7 +133,7 @@ def attempts(client: Client, job: JobId, chosen: AttemptRange, json: Json = Fals
 @app.command()
 @connected
 def explain(client: Client, job: JobId, chosen: AttemptRange, json: Json = False) -> None:
-    """Why each task of a job went where it went."""
+    """Show why each task of a job went to its nodes."""
     page = client.explain(job, limit=chosen.limit, cursor=chosen.cursor, task=chosen.task)
     if json:
         print_json(page)

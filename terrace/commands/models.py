@@ -1,7 +1,7 @@
-"""`terrace models`: the networks that ship, how good and how fast they are, and how they are made.
+"""`terrace models`: the networks that ship, their accuracy and speed, and how they are made.
 
-`list`, `show`, `verify`, `eval`, `speed`, `cut-encoder` and `tune-escalation` need ONNX Runtime alone; `train`,
-`export` and `quantize` need the extra `train`.
+`list`, `show`, `verify`, `eval`, `speed`, `cut-encoder` and `tune-escalation` need only ONNX Runtime; `train`, `export`
+and `quantize` need the extra `train`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check,
 app.add_typer(releases.app, name="release")
 
 Records = Annotated[
-    Path | None, typer.Option(help="Folder of the training records; `records` in the model set unless given.")
+    Path | None, typer.Option(help="Folder of the training records. Default: `records` in the model set.")
 ]
 Out = Annotated[
     Path,
@@ -102,7 +102,9 @@ class Listed:
     models: ModelSet = None
     scheduler: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Show the networks that this scheduler offers, not those of a folder."),
+        typer.Option(
+            metavar="URL", help="Show the networks that this scheduler offers, instead of a folder's networks."
+        ),
     ] = None
     wide: Annotated[
         bool, typer.Option("--wide", help="With multiply-adds, peak memory, accuracy per parameter and speed.")
@@ -206,7 +208,7 @@ def _with_figures(manifest: Manifest, ms_per_image: Mapping[str, float]) -> dict
 
 @app.command()
 def show(name: Name, models: ModelSet = None, json: Json = False) -> None:
-    """All that the manifest says of one network."""
+    """Show the manifest's entry of one network."""
     manifest = load_manifest(models)
     entry = _entry(manifest, name)
     content = entry.model_dump(mode="json")
@@ -272,7 +274,7 @@ class Measured:
     runs: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of training runs: those named are measured as they were trained, in place of a model set.",
+            help="Folder of training runs: the named runs are measured as trained, instead of a model set.",
             file_okay=False,
         ),
     ] = None
@@ -368,13 +370,13 @@ def _print_evaluations(found: list[dict[str, Any]], *, json: bool, flat: bool) -
 class Timed:
     """Options of `terrace models speed` that choose the networks and the batches."""
 
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all unless given.")] = None
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks. Default: all.")] = None
     batches: Annotated[
         list[int] | None, typer.Option("--batch", min=1, max=10_000, help="Batch size; give several.")
     ] = None
     models: ModelSet = None
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured beside the INT8 ones.")
+        Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured with the INT8 ones.")
     ] = None
     fp32: Annotated[
         bool, typer.Option("--fp32", help="Each INT8 network also in FP32, its weights taken back from INT8.")
@@ -463,7 +465,7 @@ app.command("answers")(answers)
 @with_options
 def cut_encoder(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all with fine answers unless given.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks. Default: all with fine answers.")
     ] = None,
     *,
     rewritten: Rewritten,
@@ -495,10 +497,10 @@ class Aim:
 
     relative_accuracy: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Accuracy to aim at, as a share of the upper network's own; 0.99 unless given."),
+        typer.Option(min=0.01, help="Accuracy to aim at, as a share of the upper network's own. Default: 0.99."),
     ] = None
     target_accuracy: Annotated[
-        float | None, typer.Option(min=0.01, max=1, help="In place of that, the fine accuracy itself.")
+        float | None, typer.Option(min=0.01, max=1, help="Fine accuracy to aim at, instead of a share.")
     ] = None
     budget: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the images that may go up.")] = 0.5
 
@@ -558,7 +560,7 @@ def tune_escalation(
 @app.command()
 @training_command
 def train(name: Name, runs: Runs = _RUNS, *, training: TrainingOptions) -> None:
-    """Train a network, or go on with a run that was interrupted."""
+    """Train a network, or continue a run that was interrupted."""
     with training_extra("training a network"):
         from models.training.config import find_config
         from models.training.run import train_run
@@ -598,7 +600,7 @@ class Quantised:
     dataset: DatasetName = CIFAR100
     runs: Runs = _RUNS
     records: Records = None
-    gpu: Annotated[bool, typer.Option("--gpu", help="Nodes with a GPU shall serve it by default, no others.")] = False
+    gpu: Annotated[bool, typer.Option("--gpu", help="Only nodes with a GPU serve it by default.")] = False
 
 
 @app.command()

@@ -78,12 +78,12 @@ class AuditOptions:
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for record, table and pictures; runs/privacy-TIME unless given. The page shows SET/privacy.",
+            help="Folder for record, table and pictures. Default: runs/privacy-TIME. The page shows SET/privacy.",
             file_okay=False,
         ),
     ] = None
     page: Annotated[
-        Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
+        Path | None, typer.Option(help="Markdown page whose table is rewritten.", dir_okay=False, show_default=False)
     ] = None
     queries: Annotated[
         int, typer.Option(min=1, help="Pictures that a learned attack may send through the encoder; --quick has fewer.")

@@ -36,7 +36,7 @@ def train(
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train an encoder and the network behind it against an adversary, or go on with an interrupted run."""
+    """Train an encoder and the network behind it against an adversary, or continue an interrupted run."""
     with training_extra("training an encoder"):
         from encryption.training.config import find_encoder_config
         from encryption.training.run import train_encoder
@@ -63,7 +63,7 @@ class Exported:
         ),
     ] = None
     noise: Annotated[
-        float | None, typer.Option(min=0, help="Noise on the device in place of the configuration's; hides more.")
+        float | None, typer.Option(min=0, help="Noise on the device instead of the configuration's; hides more.")
     ] = None
 
 

@@ -23,8 +23,8 @@ _SAMPLE_IMAGES = 1000
 
 @app.command()
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put them; made if need be.")],
-    count: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="How many.")] = 10,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the pictures; made if it is missing.")],
+    count: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="Number of pictures.")] = 10,
 ) -> None:
     """Write images of the bundled sample as PNG files, each named by its number and its class.
 

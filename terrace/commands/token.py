@@ -40,7 +40,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", 
 
 Out = Annotated[
     Path | None,
-    typer.Option(help="Write the token into this new file, yours alone, in place of the terminal.", dir_okay=False),
+    typer.Option(
+        help="Write the token into this new file, which only you may read, instead of the terminal.", dir_okay=False
+    ),
 ]
 
 Expires = Annotated[
@@ -117,7 +119,7 @@ class TokenOptions:
 @app.command()
 @with_options
 def create(options: TokenOptions) -> None:
-    """Make a token, show it this once or write it into a file of its own, and add its hash to the file of tokens."""
+    """Make a token, show it once or write it into a new file, and add its hash to the file of tokens."""
     token, out = new_token(), options.out
     entry = options.entry(token, _now())
     with editing(options.tokens) as entries:
@@ -172,7 +174,7 @@ def revoke(
 
 @app.command("list")
 def list_tokens(tokens: TokensFile = DEFAULT_TOKENS, json: Json = False) -> None:
-    """Who has tokens, and until when. The tokens themselves are kept nowhere."""
+    """List the holders of tokens, with their rights and expiry. The tokens themselves are kept nowhere."""
     book, now = read_book(tokens, any_owner=os.geteuid() == 0), _now()
     if json:
         rows = [{"id": entry.id, **entry.model_dump(mode="json", exclude={"sha256"})} for entry in book]
@@ -240,7 +242,7 @@ def span(text: str, *, zero: bool = False, longest_s: int = _LONGEST_S) -> timed
     if seconds > longest_s:
         raise typer.BadParameter(f"{text!r} is longer than {longest_s // 86400} days")
     if not -zero < seconds:
-        raise typer.BadParameter(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
+        raise typer.BadParameter(f"{text!r} is not a span of time: write a number and s, m, h, d or w, such as 30d")
     return timedelta(seconds=seconds)
 
 

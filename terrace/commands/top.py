@@ -31,7 +31,8 @@ _REASON_WIDTH = 44
 
 @connected
 def app(client: Client, site: OnlySite = None, json: Json = False) -> None:
-    """Show the nodes and jobs of a fleet as they change, until Ctrl-C. Where nothing can be drawn over: once."""
+    """Show the nodes and jobs of a fleet as they change, until Ctrl-C. On a screen that cannot be redrawn, show them
+    once."""
     fleet = client.fleet(site=site)
     console = screen()
     if json:
@@ -53,11 +54,12 @@ def app(client: Client, site: OnlySite = None, json: Json = False) -> None:
 
 
 def picture(fleet: Mapping[str, Any], url: str, *, height: int | None, away: str = "") -> RenderableType:
-    """A snapshot of the fleet, as `GET /v1/fleet` gives it.
+    """Return a picture of a snapshot of the fleet.
 
     Args:
-        height: lines of the terminal; None for as many as there are. Nodes that are not well stay, and busy ones.
-        away: why the snapshot is not the newest; "" where it is.
+        fleet: answer of `GET /v1/fleet`.
+        height: lines of the terminal; None for any number. If there are too few, unhealthy and busy nodes stay.
+        away: why the snapshot is not the newest; "" if it is.
     """
     jobs = fleet["jobs"] if height is None else fleet["jobs"][:_MOST_JOBS]
     nodes = sorted(fleet["nodes"], key=_place)

@@ -43,9 +43,9 @@ StrategyName = Annotated[
         "or a TOML file.",
     ),
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs. Default: the configuration's.")]
 Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed. Default: the configuration's.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,7 @@ class LocalTraining:
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that keeps the run and the trained network; the same command goes on with it. Kept nowhere "
-            "unless given.",
+            help="Folder that keeps the run and the trained network; the same command continues it. Default: not kept.",
             file_okay=False,
         ),
     ] = None
@@ -211,7 +210,7 @@ class Simulation:
     strategy: StrategyName = "fedavg"
     workers: Annotated[int, typer.Option(min=1, max=10_000, help="Machines that compute.")] = 4
     config: Annotated[
-        Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
+        Path | None, typer.Option(help="Configuration. Default: the bundled one of this name.", dir_okay=False)
     ] = None
     wire: Wire = "fp32"
     epochs: Epochs = None
@@ -219,36 +218,36 @@ class Simulation:
     answers: TeacherFile = None
     slow: Annotated[
         list[float] | None,
-        typer.Option(min=0.01, metavar="FACTOR", help="A worker is so many times slower; may be repeated."),
+        typer.Option(min=0.01, metavar="FACTOR", help="Factor by which a worker is slower; may be repeated."),
     ] = None
     leave: Annotated[
         list[float] | None,
-        typer.Option(min=0, metavar="S", help="A worker dies after so many seconds; may be repeated."),
+        typer.Option(min=0, metavar="S", help="Seconds after which a worker dies; may be repeated."),
     ] = None
     cheat: Annotated[
         Literal["sign-flip", "noise", "stale", "free-rider", "alie", "ipm"],
-        typer.Option(help="What workers that cheat send in place of their updates."),
+        typer.Option(help="Content that cheating workers send instead of their updates."),
     ] = "sign-flip"
-    cheaters: Annotated[int, typer.Option(min=0, help="How many workers cheat.")] = 0
+    cheaters: Annotated[int, typer.Option(min=0, help="Number of workers that cheat.")] = 0
     stay: Annotated[
         float | None,
         typer.Option(
             min=0.001,
             metavar="S",
-            help="Each worker dies after so many seconds on average; another one takes its place.",
+            help="Mean seconds after which a worker dies; another one takes its place.",
         ),
     ] = None
-    delay_ms: Annotated[float, typer.Option(min=0, help="Of the links between workers and host, one way.")] = 0.0
+    delay_ms: Annotated[float, typer.Option(min=0, help="One-way delay of the links between workers and host.")] = 0.0
     mbps: Annotated[
-        float | None, typer.Option(min=0.001, help="Megabits a second of each link; no limit unless given.")
+        float | None, typer.Option(min=0.001, help="Megabits a second of each link. Default: no limit.")
     ] = None
     step_ms: Annotated[
-        float | None, typer.Option(min=0.001, help="What a step takes a worker; measured here unless given.")
+        float | None, typer.Option(min=0.001, help="Duration of a worker's step. Default: measured here.")
     ] = None
     serve_ms: Annotated[
-        float | None, typer.Option(min=0, help="What an update takes the host; measured here unless given.")
+        float | None, typer.Option(min=0, help="Host's time for an update. Default: measured here.")
     ] = None
-    sync_ms: Annotated[float, typer.Option(min=0, help="What the host's disk takes to keep updates.")] = 0.0
+    sync_ms: Annotated[float, typer.Option(min=0, help="Time of the host's disk to keep updates.")] = 0.0
     data: Data = None
     dataset: OtherDataset = None
     threads: TorchThreads = None

@@ -33,7 +33,7 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", show
 def list_runs(
     client: Client,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Continue where an earlier page ended.", metavar="CURSOR")] = None,
     json: Json = False,
 ) -> None:
     """The newest training runs."""

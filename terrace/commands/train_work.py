@@ -35,7 +35,7 @@ class Enlisting:
 
     host: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="Where the host of the run listens.", show_default=False),
+        typer.Argument(metavar="[URL]", help="URL of the run's host.", show_default=False),
     ] = None
     scheduler: Annotated[
         str | None,

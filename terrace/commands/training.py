@@ -34,7 +34,7 @@ TeacherFile = Annotated[
     ),
 ]
 TorchThreads = Annotated[
-    int | None, typer.Option(min=1, callback=within_cores, help="CPU threads; torch's own choice unless given.")
+    int | None, typer.Option(min=1, callback=within_cores, help="CPU threads. Default: torch's own choice.")
 ]
 Config = TypeVar("Config", bound="TrainConfig")
 
@@ -44,21 +44,21 @@ class TrainingOptions:
     """The options of a command that trains."""
 
     config: Annotated[
-        Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
+        Path | None, typer.Option(help="Configuration. Default: the bundled one of this name.", dir_okay=False)
     ] = None
     data: Data = None
     dataset: OtherDataset = None
-    device: Annotated[Processor, typer.Option(help="What to train on.")] = Processor.CPU
+    device: Annotated[Processor, typer.Option(help="Processor to train on.")] = Processor.CPU
     threads: TorchThreads = None
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Stop after this many minutes, at the end of a step; the same command goes on from there."
+            min=0, help="Stop after this many minutes, at the end of a step; the same command continues from there."
         ),
     ] = None
     steps: Annotated[int | None, typer.Option(min=1, help="Stop when the run has done this many steps in all.")] = None
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images per step in place of the configuration's; small to try it out.")
+        int | None, typer.Option(min=1, help="Images per step. Default: the configuration's; few to try it out.")
     ] = None
     json: Json = False
 

@@ -117,7 +117,7 @@ def up(
     credentials: Credentials,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Logs for people or for programs.")] = "text",
 ) -> None:
-    """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
+    """Run a fleet on this machine until Ctrl-C; each service is a separate process."""
     if context.invoked_subcommand is not None:
         return
     if options.fleet is not None:
@@ -162,7 +162,8 @@ def _check_alone(context: typer.Context) -> None:
     for name in _NOT_WITH_A_FILE:
         if on_command_line(context, name):
             raise typer.BadParameter(
-                "does not go with --fleet: the file says what is started", param_hint=f"--{name.replace('_', '-')}"
+                "does not go with --fleet: the file lists the services to start",
+                param_hint=f"--{name.replace('_', '-')}",
             )
 
 
@@ -191,7 +192,7 @@ def with_models(plan: FleetPlan, models: Path | None, *, follow: bool = False) -
         follow: give it only to the scheduler of the plan. Nodes get their networks from there, and follow its releases.
 
     Raises:
-        SetupError: the set cannot be read, or lacks something; says which command makes it.
+        SetupError: the set cannot be read, or lacks something; the message names the command that makes it.
     """
     if models is None:
         return plan

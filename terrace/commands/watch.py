@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LABEL = "label="
 _UNREAD_S = 0.5
-"""Between two checks of the output."""
+"""Seconds between two checks of the output."""
 
 
 class _Until(NamedTuple):

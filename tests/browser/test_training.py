@@ -242,7 +242,7 @@ def test_the_tree_of_the_training_images_is_seen_as_it_spreads(fleet: Fleet, ope
     assert told == [
         ["the host", "all", "all", nothing, bad],
         [bad, "3 (0-1, 3)", "5", "segment 4 from the host, 25.0 %", "leaf"],
-        ["leaf", "3 (0-1, 3)", "5", f"segment 4 from {bad}, 50.0 %", "nobody: not reached, or not trusted"],
+        ["leaf", "3 (0-1, 3)", "5", f"segment 4 from {bad}, 50.0 %", "none: not reached, or not trusted"],
         ["done", "5 (0-4)", "5", nothing, nothing],
         ["swaps", "3 (0-2)", "2", nothing, nothing],
         ["new", "none", "2", nothing, nothing],

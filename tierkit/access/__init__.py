@@ -1,4 +1,4 @@
-"""Who may call a service: tokens and the file that says whose they are, limits per token, TLS of both sides."""
+"""Access control of services: tokens and the token file, limits per token, TLS of both sides."""
 
 from tierkit.access.authentication import Authenticator
 from tierkit.access.browsers import READS, check_host, check_origin

@@ -70,7 +70,7 @@ class Authenticator:
         self._clock = clock
         self._allowances: dict[str, Allowance] = {}
         self._known: dict[str, tuple[TokenEntry, Caller]] = {}
-        """By the hash of the token; exchanged as a whole, by another thread."""
+        """Callers by the hash of the token; another thread replaces the whole mapping."""
         self._workers: dict[str, TokenEntry] = {}
         """Tokens of the role worker, by their ids."""
         self._fleet = Caller(name="the fleet", role="fleet")
@@ -121,11 +121,11 @@ class Authenticator:
         return caller
 
     def sign_in(self, token: str) -> tuple[Caller, str, int]:
-        """A session for the holder of a token: the caller, the value of the cookie, and for how many seconds it is
-        valid. Only where `sessions` is set.
+        """Return a session for the holder of a token: the caller, the value of the cookie, and the seconds for which it
+        is valid. Only if `sessions` is set.
 
         Raises:
-            Unauthenticated, LimitReached: as `admit`.
+            Unauthenticated, LimitReached: see `admit`.
             Forbidden: the token of a node.
         """
         assert self.sessions is not None
@@ -173,7 +173,7 @@ class Authenticator:
         return entry is not None and now.role == caller.role and not entry.expired(self._wall())
 
     def revoked_of(self, tokens: Iterable[str]) -> tuple[str, ...]:
-        """The ids among these of workers' tokens that are no longer valid."""
+        """Return the ids among these whose tokens of workers were revoked or have expired."""
         found, now = ((token, self._workers.get(token)) for token in tokens), self._wall()
         return tuple(token for token, entry in found if entry is None or entry.expired(now))
 
@@ -214,7 +214,7 @@ def _claims_token(headers: Headers) -> bool:
 
 
 def _bearer(headers: Headers) -> bytes | None:
-    """The token of the only Authorization header; None where there is none, or no bearer token."""
+    """The token of the only Authorization header; None if there is none, or no bearer token."""
     values = [value for name, value in headers if name == b"authorization"]
     if len(values) != 1:
         return None

@@ -1,8 +1,8 @@
 """Requests that a page of another site has a browser send. Pure.
 
-A browser sends requests for any page that is open in it, also to services that only this machine or this network can
-reach, and with the cookie of a service. It says in `Origin` which page asks, and in `Host` by which name it has found
-the service; neither can be chosen by the page.
+A browser sends requests for any page that is open in it. They may go to services that only this machine or this network
+can reach, and carry the cookie of a service. `Origin` names the page, and `Host` the name by which it found the
+service; the page can choose neither.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def check_origin(
 ) -> None:
     """Refuse a request that changes something and comes from a page of another origin.
 
-    Programs other than browsers send no `Origin`, and pass. An https origin of the same host is taken for the own one:
-    there TLS ends in front of the service.
+    Programs other than browsers send no `Origin`, and pass. An https origin of the same host counts as the service's
+    own: there TLS ends in front of the service.
 
     Args:
-        scheme: of the request, http or https.
+        scheme: scheme of the request, http or https.
         headers: names in lower case.
-        by_cookie: the caller is known by a cookie, which browsers add to a request whoever has asked for it: then the
-            request must say where it comes from.
-        hosts: by which browsers know the service, as a trusted proxy in front of it says, in lower case.
+        by_cookie: a cookie identifies the caller. Browsers add it to the requests of any page, so such a request must
+            name its origin.
+        hosts: names by which browsers know the service, given by a trusted proxy in front of it, in lower case.
 
     Raises:
-        Forbidden: it does.
+        Forbidden: the request is one of those.
     """
     if method in READS:
         return
@@ -63,9 +63,9 @@ def check_origin(
         own = {b"%b://%b" % (kind, name) for kind in (scheme.encode(), b"https") for name in names}
         if origin.lower() not in own:
             raise Forbidden(
-                "the request comes from a page of another origin, which may change nothing here; if this is the "
-                "service's own page behind a reverse proxy, let the proxy send X-Forwarded-Host and X-Forwarded-Proto, "
-                "and name its address with --trusted-proxies"
+                "the request comes from a page of another origin, which may change nothing here; behind a reverse "
+                "proxy, let the proxy send X-Forwarded-Host and X-Forwarded-Proto, and name its address with "
+                "--trusted-proxies"
             )
     if by_cookie and found.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
         raise Forbidden("the request comes from a page of another site, which may change nothing here")
@@ -77,17 +77,18 @@ def _is_local(host: bytes) -> bool:
 
 
 def check_host(headers: Headers, own: Collection[str]) -> None:
-    """Refuse a request that has found an open service under a name that is not its machine's.
+    """Refuse a request whose header Host gives a name that does not belong to this machine. For services without
+    tokens.
 
-    The owner of a public name can let it lead to 127.0.0.1, and their page would be of the same origin as the service
-    then (DNS rebinding). Addresses, and names without a dot, which nobody can register, are no such names.
+    The owner of a public name can point it at 127.0.0.1, so that their page has the same origin as the service (DNS
+    rebinding). Addresses are accepted, and so are names without a dot, which cannot be registered.
 
     Args:
         headers: names in lower case.
         own: further names of the machine, in lower case.
 
     Raises:
-        Forbidden: it has.
+        Forbidden: the name is not one of this machine.
     """
     for name, value in headers:
         if name != b"host":

@@ -18,11 +18,11 @@ CALLER = "terrace.caller"
 """Key in the ASGI scope under which the authenticator puts the caller; absent if a service is open to all."""
 
 Role = Literal["user", "operator", "admin", "node", "worker", "guest", "fleet"]
-"""Those of tokens; `guest`: a worker with an invitation to one training run; `fleet`: the holders of a node's own key,
-its scheduler and the end nodes that the scheduler sends there."""
+"""Roles of tokens, and two more. `guest`: a worker with an invitation to one training run. `fleet`: the holders of a
+node's own key, its scheduler and the end nodes that the scheduler sends there."""
 
 _INCLUDES: Mapping[Role, tuple[Role, ...]] = {"operator": ("user",), "admin": ("operator", "user")}
-"""Whose rights a role has besides its own."""
+"""Further roles whose rights a role includes."""
 
 _AGAIN_S = 5.0
 _MOST_NAMED = 20
@@ -31,7 +31,7 @@ _MOST_NAMED = 20
 
 @dataclass(slots=True)
 class Allowance:
-    """What one name may still do. Holds three buckets and three counts, however much is asked.
+    """Remaining limits of one name: three buckets and three counts, whatever the number of requests.
 
     A bucket holds one minute's worth, and may be overdrawn by what is charged after the fact. So in any minute at most
     twice the limit passes, and the limit on average.
@@ -65,7 +65,8 @@ class Allowance:
             self.requests.take(now)
 
     def check_upload(self, now: float) -> None:
-        """Before an upload is read. Raises LimitReached when earlier ones have used up the allowance."""
+        """Check the allowance before an upload is read. Raises LimitReached when earlier ones have used up the
+        allowance."""
         self._check(self.upload, "bytes of uploads", now)
 
     def count_bytes(self, amount: int, now: float) -> None:
@@ -74,7 +75,8 @@ class Allowance:
             self.upload.take(now, amount)
 
     def check_observations(self, now: float) -> None:
-        """Before a batch is read. Raises LimitReached when earlier ones have used up the allowance."""
+        """Check the allowance before a batch is read. Raises LimitReached when earlier ones have used up the
+        allowance."""
         self._check(self.observations, "observations", now)
 
     def count_observations(self, amount: int, now: float) -> None:
@@ -89,7 +91,7 @@ class Allowance:
 
         Args:
             unfinished: jobs of this name that wait or run.
-            check: whether it adds to them.
+            check: True if it adds to them.
         """
         if check:
             self._check_jobs(unfinished)
@@ -181,7 +183,7 @@ class Caller:
         )
 
     def check_claim(self, node_id: str, tier: Tier | None = None) -> None:
-        """A node, or a worker, speaks for itself alone.
+        """Check that a node or a worker speaks only for itself.
 
         Raises:
             Forbidden: its token is not for this id, or not for this tier.

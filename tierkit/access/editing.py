@@ -73,7 +73,7 @@ def revoked(entries: Entries, which: str) -> list[TokenEntry]:
 
 @contextlib.contextmanager
 def editing(path: Path) -> Iterator[list[TokenEntry]]:
-    """The entries of a file (none where it is not there yet), to be changed in place; written in one step at the end of
+    """The entries of a file (none if it is not there yet), to be changed in place; written in one step at the end of
     the block, unless it raised. One process at a time.
 
     Raises:
@@ -91,8 +91,8 @@ def editing(path: Path) -> Iterator[list[TokenEntry]]:
         content = write_book(entries)
         if len(entries) > MOST_TOKENS or len(content) > MOST_BYTES:  # ASCII
             raise SetupError(
-                f"the file of tokens {path} was not changed, for it would be too long to be read again (at most "
-                f"{MOST_TOKENS:,} tokens and {MOST_BYTES:,} bytes): revoke tokens that nobody needs"
+                f"the file of tokens {path} was not changed, because it would be too long to be read again (at most "
+                f"{MOST_TOKENS:,} tokens and {MOST_BYTES:,} bytes): revoke unused tokens"
             )
         _replace(path, content)
     finally:
@@ -114,7 +114,7 @@ def _replace(path: Path, content: str) -> None:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a new file that is its owner's alone from its first byte on.
+    """Write a new file that only its owner may read or change, from its first byte on.
 
     Raises:
         OSError: it exists, or cannot be written.

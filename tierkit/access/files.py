@@ -26,18 +26,18 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Of a file with secrets."""
+"""Most bytes of a file with secrets."""
 _PERIOD_S = 1.0
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
-"""What RFC 6750 allows in a bearer token; a short one would be a password, which can be guessed."""
+"""Bearer tokens in the form of RFC 6750. A shorter one would be a password, which can be guessed."""
 
 
 def read_private(path: Path, what: str, *, any_owner: bool = False) -> bytes:
-    """The content of a file that is its owner's alone.
+    """Return the content of a file that only its owner may read or change.
 
     Args:
-        what: names the file in messages, such as "the token file".
-        any_owner: for root, who looks after the files of services: whose it is does not matter.
+        what: name of the file in messages, such as "the token file".
+        any_owner: accept any owner. For root, who manages the files of services.
 
     Raises:
         SetupError: it cannot be read, is too long, or others may read or change it.
@@ -73,20 +73,20 @@ def check_private(
 
 
 def read_token(path: Path) -> str:
-    """The token in a file of its own: one line.
+    """Return the token in a file that holds only this token, on one line.
 
     Raises:
-        SetupError: as `read_private`, or what it holds is no token.
+        SetupError: see `read_private`; or the content is not a token.
     """
     return checked_token(read_private(path, "the token file").decode("utf-8", "replace"), f"the token file {path}")
 
 
 class TokenFile:
-    """The token in a file, read again when the file has changed. What cannot be used leaves it as it was, and is told
-    once.
+    """The token in a file, read again when the file has changed. An unusable change is logged once, and the old token
+    stays.
 
     Raises:
-        SetupError: as `read_token`, at the first reading.
+        SetupError: at the first reading; see `read_token`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -108,10 +108,10 @@ class TokenFile:
 
 
 def checked_token(text: str, where: str) -> str:
-    """A token without the white space around it. The message of the error does not repeat it.
+    """Return a token without the white space around it. The message of the error does not repeat it.
 
     Raises:
-        SetupError: it is none.
+        SetupError: the text is not a token.
     """
     token = text.strip()
     if not _TOKEN.fullmatch(token):
@@ -120,7 +120,8 @@ def checked_token(text: str, where: str) -> str:
 
 
 def signature(paths: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
-    """What changes when a file is written, replaced, or given other permissions; () for one that is not there."""
+    """Return a value that changes when a file is written, replaced, or given other permissions; () for a missing
+    file."""
     found: list[tuple[int, ...]] = []
     for path in paths:
         try:

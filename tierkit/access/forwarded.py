@@ -1,8 +1,8 @@
-"""What reverse proxies say of a request: the path, the scheme and the host by which browsers know the service. Pure.
+"""The public address of a service as reverse proxies report it: the path, the scheme and the host. Pure.
 
 A proxy that serves the service below a path of its site passes the rest of the path on, and names the path in
-`X-Forwarded-Prefix`. One in front of which TLS ends names the scheme and the host in `X-Forwarded-Proto` and
-`X-Forwarded-Host`. Anybody could send these headers, so they count only from addresses that the operator trusts.
+`X-Forwarded-Prefix`. A proxy at which TLS ends names the scheme and the host in `X-Forwarded-Proto` and
+`X-Forwarded-Host`. Any client could send these headers, so they count only from addresses that the operator trusts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Network = IPv4Network | IPv6Network
 _ROOT_PATH = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+){0,16}", re.ASCII)
 """Goes into links as it is."""
 _OWN_PATH = re.compile(r"/(v1|v2|ui)(/.*)?|/(docs|openapi\.json|metrics|livez|readyz|healthz)", re.ASCII)
-"""Of the services: where a root path begins like one, nobody could tell which of the two is meant."""
+"""Paths of the services: a root path that begins like one of them would be ambiguous."""
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _LONGEST = 256
@@ -46,15 +46,15 @@ def checked_network(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """How a browser has asked."""
+    """The address that a browser has used."""
 
     root_path: str
-    """Of the service on its site; "" for none."""
+    """Root path of the service on its site; "" for none."""
     scheme: str | None
-    """http or https; None where no proxy has said."""
+    """http or https; None if no proxy has said."""
     hosts: tuple[str, ...]
-    """By which the site is known, in lower case, with the port where it is not the scheme's own; none where no proxy
-    has said."""
+    """Names by which the site is known, in lower case, with the port if it is not the scheme's own; empty if no proxy
+    gave any."""
 
 
 class Proxies:
@@ -70,7 +70,7 @@ class Proxies:
         self._trusted: tuple[Network, ...] = tuple(ip_network(network, strict=False) for network in trusted)
 
     def read(self, client: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Forwarded:
-        """How a browser has asked.
+        """Return the address that a browser has used.
 
         Args:
             client: address of the peer.

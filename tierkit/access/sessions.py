@@ -1,7 +1,7 @@
-"""Sessions of people with a browser: a cookie in place of a token, which scripts of a page can neither read nor keep.
+"""Sessions of people with a browser: a cookie instead of a token, which scripts of a page can neither read nor keep.
 
-The cookie names the token that it was given for by its hash, and when it ends, and is signed. So nothing is stored: it
-survives a restart of the service, and opens nothing any more as soon as the token is revoked or has expired.
+The cookie holds the hash of the token that it was given for, and its end, and is signed. So nothing is stored: it
+survives a restart of the service, and is invalid as soon as the token is revoked or has expired.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["SESSION_COOKIE", "SESSION_PATH", "SIGN_IN_PAGE", "Sessions", "cookie
 
 SESSION_COOKIE = "terrace_session"
 SESSION_PATH = "/v1/session"
-"""Where a token is exchanged for a session, or a session is given back."""
+"""Path at which a token is exchanged for a session, and a session is ended."""
 SIGN_IN_PAGE = "/ui"
-"""Where people sign in."""
+"""Path of the page at which people sign in."""
 _OPEN = re.compile(rf"{SESSION_PATH}|/|{SIGN_IN_PAGE}(/.*)?", re.DOTALL)
 """Paths that need no token, where there are sessions: a page that holds no data, and asks for a token itself."""
 _LIFETIME_S = 12 * 3600
@@ -73,7 +73,7 @@ def needs_no_token(path: str) -> bool:
 
 
 def cookie_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The session cookie of a request; None where there is none, or more than one.
+    """The session cookie of a request; None if there is none, or more than one.
 
     Args:
         headers: names in lower case.

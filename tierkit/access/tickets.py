@@ -1,8 +1,8 @@
-"""Tickets: what a worker that the scheduler sends to the host of a training run shows there, in place of its token.
+"""Tickets, which the scheduler gives to workers: a worker shows the host of a training run a ticket instead of its
+token.
 
-Each run has a secret, which the scheduler tells the run's host and nobody else. A ticket says who a worker is, signed
-with that secret (HMAC-SHA-256). So a host learns nothing that is good anywhere but at this host, and no worker can act
-as another one.
+Each run has a secret that the scheduler gives only to the run's host. A ticket names a worker, signed with that secret
+(HMAC-SHA-256). So a host learns nothing that is valid at another host, and no worker can act as another one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FORM = re.compile(rf"([0-9a-f]{{8}}):([0-9]{{1,12}}):({_NAME}):({_NAME}):([0-9a
 
 
 def secret_of_run(secret: bytes, run: str, owner: str, created_at: float) -> str:
-    """The secret of a run: the same for each host that goes on with it, and at each scheduler of one database.
+    """Return the secret of a run: the same for each host that continues it, and at each scheduler of one database.
 
     Args:
-        secret: the schedulers' own.
-        created_at: of the run, so that one which takes the id of a forgotten run has another secret.
+        secret: secret of the schedulers.
+        created_at: creation time of the run, so that a run with the id of a forgotten run has another secret.
     """
     return hmac.digest(secret, _PURPOSE + f"{run}\n{owner}\n{created_at!r}".encode(), "sha256").hex()
 
@@ -65,18 +65,22 @@ class Tickets:
 
     @property
     def seen(self) -> tuple[str, ...]:
-        """Ids of the tokens whose tickets were shown last: the scheduler says which of them it has revoked."""
+        """Ids of the tokens whose tickets were shown last: the scheduler answers which of them are revoked."""
         return tuple(self._seen)
 
     def holder(self, ticket: str, now: float) -> Caller:
-        """Who shows a ticket: a worker with the name of its token, for the one worker's name that the ticket is for.
+        """Return the worker that shows a ticket: it has the name of its token, and may use only the worker name in the
+        ticket.
 
         Raises:
             Unauthenticated: it is for another run, has expired, or its token was revoked.
-            Unavailable: the scheduler has not told this host the run's secret yet.
+            Unavailable: this host has not received the run's secret from the scheduler yet.
         """
         if self.secret is None:
-            raise Unavailable("this host waits for the scheduler, which says what tickets are worth", retry_after_s=1.0)
+            raise Unavailable(
+                "this host cannot check tickets yet: it waits for the run's secret from the scheduler",
+                retry_after_s=1.0,
+            )
         form = _FORM.fullmatch(ticket)
         signed = ticket.rpartition(":")[0]
         if form is None or not hmac.compare_digest(form[5], _signature(self.secret, self._run, signed)):
@@ -98,7 +102,7 @@ class Tickets:
 
 
 def ticket_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The ticket of a request; None where there is none, or more than one.
+    """The ticket of a request; None if there is none, or more than one.
 
     Args:
         headers: names in lower case.

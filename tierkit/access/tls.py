@@ -19,15 +19,15 @@ _KEY_FORBIDDEN = 0o027
 """Mode bits of a private key: its owner and group may read it (as distributions keep keys for services)."""
 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
-"""What OpenSSL calls bytes that are no TLS."""
+"""OpenSSL's reasons for errors about bytes that are not TLS."""
 
 
 class ServerTls:
-    """Certificate and key of a service, and the context that is made of them.
+    """Certificate and key of a service, and the TLS context made from them.
 
     Args:
-        cert: PEM, the service's certificate first, then those of its authorities.
-        key: PEM, without a password; None where `cert` holds it.
+        cert: PEM, the service's certificate first, then its authorities' certificates.
+        key: PEM, without a password; None if `cert` holds it.
 
     Raises:
         SetupError: a file cannot be read or used, or others may read the key.
@@ -63,7 +63,7 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
             raise SetupError(f"the TLS key {key} does not belong to the certificate {cert}") from exc
-        raise SetupError(f"the TLS certificate {cert} or its key {key} is no PEM file that can be used") from exc
+        raise SetupError(f"the TLS certificate {cert} or its key {key} is not a usable PEM file") from exc
     except OSError as exc:
         raise SetupError(f"cannot read the TLS certificate {cert} or its key {key}: {exc.strerror}") from exc
 
@@ -75,12 +75,12 @@ def _no_password() -> str:
 
 @cache
 def client_context(authority: Path | None = None, *, http: bool = True) -> ssl.SSLContext:
-    """For connections to services: their certificates are verified, host name included.
+    """Return the TLS context for connections to services: it verifies their certificates, host name included.
 
-    Made once per process and file, for reading the usual store takes some 30 ms and 3 MB.
+    Made once per process and file, because reading the usual store takes about 30 ms and 3 MB.
 
     Args:
-        authority: PEM with the certificates that are trusted, in place of the usual public ones.
+        authority: PEM with the certificates to trust instead of the usual public ones.
         http: True if the service speaks HTTP.
 
     Raises:
@@ -95,11 +95,11 @@ def client_context(authority: Path | None = None, *, http: bool = True) -> ssl.S
 
 
 def trust_further(authority: Path) -> None:
-    """Read the file again: who has `client_context` of it trusts what was added, from the next connection on. What was
-    taken out stays trusted by this process, for OpenSSL cannot forget a certificate.
+    """Read the file again: users of its `client_context` trust added certificates from the next connection on. Removed
+    certificates stay trusted by this process, because OpenSSL cannot forget a certificate.
 
     Raises:
-        SetupError: it cannot be read; what was read before still holds.
+        SetupError: it cannot be read; the certificates read before stay trusted.
     """
     with _reading(authority):
         client_context(authority).load_verify_locations(authority)
@@ -116,7 +116,7 @@ def _reading(authority: Path | None) -> Iterator[None]:
 
 
 def tls_trouble(error: BaseException, peer: str) -> str | None:
-    """A sentence on why no TLS connection came about, and what helps; None where `error` is about something else.
+    """A sentence on why no TLS connection came about, and what helps; None if `error` is about something else.
 
     Args:
         error: with its causes.
@@ -142,7 +142,7 @@ _DISTRUST = {
     "or make one with this name or address",
 }
 _DISTRUST |= {19: _DISTRUST[18], 64: _DISTRUST[62]}
-"""By OpenSSL's codes, X509_V_ERR_..."""
+"""Sentences by OpenSSL's codes, X509_V_ERR_..."""
 
 
 def _distrust(error: ssl.SSLCertVerificationError, peer: str) -> str:

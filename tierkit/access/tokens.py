@@ -1,7 +1,7 @@
-"""Tokens and the token file, which says whose they are and what they may do.
+"""Tokens and the token file, which gives their owners and rights.
 
-A token is 256 random bits, so its plain SHA-256 gives nothing away: there is nothing to guess, and salt or a slow hash,
-which protect passwords, would only make each request dearer. The file holds hashes alone:
+A token is 256 random bits, so its plain SHA-256 gives nothing away and cannot be guessed. Salt or a slow hash, which
+protect passwords, would only make each request more expensive. The file holds only hashes:
 
     [[token]]
     name = "alice"
@@ -76,16 +76,16 @@ def digest_of(token: bytes) -> bytes:
 
 
 class TokenRights(BaseModel):
-    """Whose a token is, and what it is for."""
+    """Owner and rights of a token."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: NodeId
-    """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
+    """Name of its owner. Several tokens may have one name while they are exchanged; limits count per name."""
     role: TokenRole
-    """`user` submits jobs, sees and cancels their own, and uses a node's models; `operator` sees and cancels all jobs,
-    drains and removes nodes as well; `admin` also decides on trust and tokens; `node` registers, fetches networks;
-    `worker` computes for training runs, and may find their hosts."""
+    """Role of the token. `user` submits jobs, sees and cancels their own, and uses a node's models. `operator` sees and
+    cancels all jobs, and drains and removes nodes as well. `admin` also decides on trust and tokens. `node` registers
+    and fetches networks. `worker` computes for training runs, and may find their hosts."""
     requests_per_minute: _Limit | None = None
     """People: requests on average, and at once at most."""
     upload_bytes_per_minute: _Limit | None = None
@@ -107,7 +107,7 @@ class TokenRights(BaseModel):
     """User: sites whose nodes they see and where their jobs run. Node: sites for which it may register; one that names
     none gets the only one. Default: all."""
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
-    """Worker: an invitation to this training run, which opens nothing else, and is shown to the scheduler alone."""
+    """Worker: an invitation to this training run. It gives no other right, and is shown only to the scheduler."""
     uses: Annotated[int, Field(ge=1, le=1_000)] | None = None
     """Invitation: under how many names workers may come with it."""
 
@@ -133,7 +133,7 @@ class TokenEntry(TokenRights):
     """One token of the file."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
-    """Of the token. Messages do not repeat it: it may be the token itself, by mistake."""
+    """sha256 of the token. Messages do not repeat it: it may be the token itself, by mistake."""
     created: AwareDatetime | None = None
     expires: AwareDatetime | None = None
     """Refused from then on, by the clock of the service that is asked. None: never."""
@@ -148,7 +148,7 @@ class TokenEntry(TokenRights):
         return self.sha256[:_ID_LENGTH]
 
     def expired(self, now: float) -> bool:
-        """At `now`, in seconds since 1970."""
+        """True if it has expired at `now`, in seconds since 1970."""
         return self.expires is not None and self.expires.timestamp() <= now
 
     def may_take(self, node_id: str) -> bool:
@@ -158,11 +158,11 @@ class TokenEntry(TokenRights):
 
 
 MOST_TOKENS = 10_000
-"""Of a file."""
+"""Most tokens of a file."""
 
 
 class _File(BaseModel):
-    """Of tokens: tables [[token]]."""
+    """Content of a file of tokens: tables [[token]]."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -170,13 +170,13 @@ class _File(BaseModel):
 
 
 def read_book(path: Path, *, any_owner: bool = False) -> tuple[TokenEntry, ...]:
-    """The tokens of a file.
+    """Return the tokens of a file.
 
     Args:
-        any_owner: as for `read_private`.
+        any_owner: see `read_private`.
 
     Raises:
-        SetupError: as `read_private`, it is empty, or an entry is wrong; the sentence names file and entry.
+        SetupError: see `read_private`; or the file is empty, or an entry is wrong. The message names file and entry.
     """
     content = read_private(path, "the file of tokens", any_owner=any_owner)
     if not content:
@@ -189,9 +189,7 @@ def read_book(path: Path, *, any_owner: bool = False) -> tuple[TokenEntry, ...]:
                 f"the file of tokens {path}: {entry.name!r} has tokens of two roles: give one another name"
             )
     if len({entry.sha256 for entry in file.token}) != len(file.token):
-        raise SetupError(
-            f"the file of tokens {path}: one sha256 stands there twice: each token has an entry of its own"
-        )
+        raise SetupError(f"the file of tokens {path}: two entries have the same sha256: each token needs its own entry")
     return file.token
 
 

@@ -150,9 +150,9 @@ class AsyncClient(SchedulerConnection):
                         for result in results:
                             print(result.name, result.label)
 
-    Every failure is one of `tierkit.errors`: `InvalidInput` and its kin for what must be changed, `NotFound`,
-    `Conflict`, `Unavailable` for what may be tried later, `DeadlineExceeded` for a spent budget, `UpstreamError` for a
-    scheduler that answers nonsense.
+    Every failure is one of `tierkit.errors`. `InvalidInput` and its subclasses ask for a changed request, and
+    `Unavailable` for a later try. `DeadlineExceeded` means a spent budget, and `UpstreamError` a scheduler with an
+    invalid answer. `NotFound` and `Conflict` mean what their names say.
     """
 
     async def submit(
@@ -164,16 +164,16 @@ class AsyncClient(SchedulerConnection):
         patience_s: float | None = None,
         **policy: Unpack[PolicyFields],
     ) -> Job:
-        """Hand in images as one job; returns when the scheduler has stored them.
+        """Submit images as one job; returns when the scheduler has stored them.
 
         Args:
-            images: an array (n, height, width, 3) of uint8, a sequence of arrays or PIL images of one size, the path
-                of an image file, folder, .zip, .npz or .npy, encoded bytes, or a sequence of paths and bytes.
+            images: an array (n, height, width, 3) of uint8, or a sequence of arrays or PIL images of one size. Or the
+                path of an image file, folder, .zip, .npz or .npy, encoded bytes, or a sequence of paths and bytes.
             labels: one class name, class index or None per image; then accuracy is reported.
-            idempotency_key: names this submission; a second one with the same key returns the first one's job. Made
-                afresh by default, so that a try whose answer was lost can be repeated without a second job.
-            patience_s: how long to go on while the scheduler is away, stands by or takes no jobs. Default: a few
-                seconds, as the client's `Backoff` says.
+            idempotency_key: names this submission; a second one with the same key returns the first one's job. By
+                default a new key is made, so that a try whose answer was lost can be repeated without a second job.
+            patience_s: seconds to keep trying while the scheduler is away, is a standby or takes no jobs. Default: a
+                few seconds; see the client's `Backoff`.
             policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
                 on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name, site,
                 release.
@@ -221,7 +221,7 @@ class AsyncClient(SchedulerConnection):
         return await self._get(JobPage, "/v1/jobs", limit=limit, cursor=cursor, state=state, site=site)
 
     async def results(self, job: Job | str) -> AsyncGenerator[ImageResult, None]:
-        """What there is so far, one per image, in the order in which the images were sent."""
+        """Yield the results so far, one per image, in the order in which the images were sent."""
         async with self._stream("GET", f"{_path(job)}/results", params={"format": "jsonl"}) as chunks:
             async for line in iter_lines(chunks):
                 yield parse(ImageResult, line)
@@ -253,8 +253,8 @@ class AsyncClient(SchedulerConnection):
     async def events(self, job: Job | str, *, budget_s: float | None = None) -> AsyncGenerator[Event, None]:
         """Follow a job from its beginning until its final state: coarse and fine answers as they arrive.
 
-        A broken connection is taken up again where it broke: until the budget ends; without one, for a minute after
-        the scheduler's last sign of life (`Backoff.outage_s`). The last event is the `StateChange` to the final state.
+        A broken connection is resumed where it broke, until the budget ends; without a budget, until a minute after the
+        scheduler's last sign of life (`Backoff.outage_s`). The last event is the `StateChange` to the final state.
 
         Args:
             budget_s: `DeadlineExceeded` after this long.
@@ -281,12 +281,12 @@ class AsyncClient(SchedulerConnection):
         read: Callable[[str, bytes], T | None],
         is_last: Callable[[T], bool],
     ) -> AsyncGenerator[T, None]:
-        """Events of a stream that is opened again where it breaks.
+        """Yield the events of a stream, which is resumed where it breaks.
 
         Args:
-            what: is followed, for messages.
-            read: an event by its kind and data; None for one to pass over.
-            is_last: whether an event is the last one.
+            what: name of the followed job or run in messages.
+            read: returns an event from its kind and data; None for one to skip.
+            is_last: True if an event is the last one.
         """
         patience = Patience(self._backoff, budget_s)
         after: str | None = None
@@ -379,7 +379,7 @@ class AsyncClient(SchedulerConnection):
         self, run: RunSummary | str, *, budget_s: float | None = None
     ) -> AsyncGenerator[RunProgress, None]:
         """Follow a training run until its end: a whole `Run` at first and whenever its state changes, a `RunProgress`
-        after each report of its host. A broken connection is taken up again, as that of `events`.
+        after each report of its host. A broken connection is resumed; see `events`.
 
         Args:
             budget_s: `DeadlineExceeded` after this long.
@@ -414,7 +414,8 @@ class AsyncClient(SchedulerConnection):
         return parse(Run, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
 
     async def order_at_host(self, worker: str, order: WorkerOrder) -> RunWorker:
-        """The same for a client of the host itself, in place of the scheduler: how that worker stands then."""
+        """Order the same directly at the run's host, if this client is connected to it instead of the scheduler.
+        Returns the worker after the order."""
         path = f"/v1/workers/{_segment('worker', worker)}/order"
         upload = json_upload(WorkerWish(order=order))
         return parse(RunWorker, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
@@ -431,7 +432,7 @@ class AsyncClient(SchedulerConnection):
         await self._request("DELETE", path, repeatable=False)
 
     async def begin_run(self, start: RunStart) -> BegunRun:
-        """For hosts: begin a training run, or go on with it."""
+        """For hosts: begin a training run, or continue it."""
         answer = await self._request("POST", "/v1/runs", repeatable=True, upload=json_upload(start))
         return parse(BegunRun, answer.content)
 
@@ -718,8 +719,8 @@ class AsyncClient(SchedulerConnection):
         ).count
 
     async def mapping(self, *, site: str | None = None) -> dict[str, Any]:
-        """Which end device forwards where, why, and the paper's formulas with the present figures; of all sites, or of
-        one."""
+        """Return the upstream node of each end device with the reason, and the paper's formulas with the present
+        figures; of all sites, or of one."""
         return await self._get(dict[str, Any], "/v1/mapping", site=site)
 
     async def fleet(self, *, site: str | None = None) -> dict[str, Any]:
@@ -727,7 +728,7 @@ class AsyncClient(SchedulerConnection):
         return await self._get(dict[str, Any], "/v1/fleet", site=site)
 
     async def whoami(self) -> dict[str, Any]:
-        """`name`, `role` and `expires` of the token; all None where the scheduler asks for none."""
+        """`name`, `role` and `expires` of the token; all None if the scheduler asks for none."""
         return await self._get(dict[str, Any], "/v1/whoami")
 
     async def info(self) -> dict[str, Any]:
@@ -1033,10 +1034,10 @@ def _read_seen(kind: str, data: bytes) -> SeenPicture | None:
 
 
 def _kind_of(line: bytes) -> str:
-    """Which event a line of the answer to `classify` is; raises what an error line says."""
+    """Return the event kind of a line of the answer to `classify`; raises the error of an error line."""
     match parse(dict[str, Any], line):
         case {"event": "error", "error": str(message)}:
             raise UpstreamError(message)
         case {"event": str(kind)}:
             return kind
-    raise UpstreamError("the scheduler sent a line that is no event")
+    raise UpstreamError("the scheduler sent a line that is not an event")

@@ -1,4 +1,4 @@
-"""The job API for programs without an event loop: `AsyncClient`, run on an event loop of its own in the background.
+"""The job API for programs without an event loop: `AsyncClient`, run on an event loop in a background thread.
 
 There is no second implementation here. Each method is made from the asynchronous one and keeps its signature.
 """
@@ -81,14 +81,14 @@ def _iterating(
 
 
 class Client:
-    """A connection to one scheduler, or to several of which one leads, for ordinary programs.
+    """A connection for programs without an event loop: to one scheduler, or to several of which one leads.
 
         with Client("http://127.0.0.1:8070") as terrace:
             job = terrace.submit("photos/", scheme="mapping")
             for result in terrace.stream_results(job):
                 print(result.name, result.label)
 
-    Methods, arguments and errors are those of `AsyncClient`. Several threads may use one at a time. Without `with` it
+    It has the methods, arguments and errors of `AsyncClient`. Several threads may use one at a time. Without `with` it
     connects at its first call and is closed by `close()`, or at the end of the program.
     """
 
@@ -111,17 +111,17 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where this client's scheduler listens; of several, the one that it asks first now."""
+        """URL of this client's scheduler; of several, the first that it asks now."""
         return self._client.url
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where the schedulers listen that it knows."""
+        """URLs of all schedulers that it knows."""
         return self._client.urls
 
     @property
     def tls_ca(self) -> Path | None:
-        """The certificates that it trusts in place of the public authorities'."""
+        """File with the certificates to trust instead of the public authorities'."""
         return self._client.tls_ca
 
     def __enter__(self) -> Self:

@@ -26,27 +26,28 @@ class Files:
     """Files to send, in their order."""
 
     by_name: Mapping[str, Path | bytes]
-    """Under their names in the results, which are all different."""
+    """Files by their names in the results, which all differ."""
     classes: tuple[str | None, ...] = ()
-    """The folder of each file that may name its class: the first one below the folder that was given, or that one
-    itself where all its pictures lie directly in it; of a file that was given by itself the one that it lies in."""
+    """Name of the folder of each file, which may be its class; None for bytes. For a file below a given folder, it is
+    the first folder below the given one, or the given folder itself if all its pictures are directly in it. For a file
+    given by itself, it is the folder that holds it."""
     left_out: Mapping[str, int]
-    """How many files of folders, by reason."""
+    """Number of files of folders that are left out, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     source: Path
     name: str
-    """Below the source."""
+    """Path below the source."""
     file: Path | bytes
 
 
 def gather(sources: Sequence[File]) -> Files:
-    """The files of some sources: each a file, a folder for the pictures below it, or encoded bytes.
+    """Return the files of some sources: each a file, a folder with pictures below it, or encoded bytes.
 
-    A picture's name is its path below its folder, and a file's its own. Where several sources would give equal names,
-    all names begin at the folder that the sources have in common.
+    A picture's name is its path below its folder, and a file's name is its own. If several sources would give equal
+    names, all names begin at the folder that the sources have in common.
 
     Raises:
         InvalidInput: a source that is not there, a folder without pictures, or a file that is given twice.
@@ -134,5 +135,5 @@ def shortened(name: str) -> str:
 
 
 def _sent_name(name: str) -> str:
-    """Of a very long name the end; bytes that are no UTF-8 as `\\udce9`."""
+    """Return the end of a very long name, with bytes outside UTF-8 written like `\\udce9`."""
     return name.encode("utf-8", "backslashreplace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")

@@ -45,24 +45,24 @@ _DECODING_S = 600.0
 may take minutes."""
 
 _HUNG_S = 12.0
-"""Of several schedulers, one that does not answer `/livez` for so long is left. Another one leads by then, with the
-usual lease."""
+"""With several schedulers, the client leaves one that does not answer `/livez` for this long. With the usual lease,
+another one leads by then."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How often and how long: between the tries a random wait below a doubling bound."""
+    """Number of tries of a failing call, and the waits between them: random, below a doubling bound."""
 
     attempts: int = 5
     """Tries of one request at most."""
     first_s: float = 0.2
     cap_s: float = 2.0
     outage_s: float = 60.0
-    """How long a job is followed without a sign of its scheduler, where the call has no budget of its own."""
+    """Seconds for which a job is followed without a sign of its scheduler, if the call has no budget."""
     failover_s: float = 15.0
-    """How long any other call waits for a standby to lead, however many tries that takes."""
+    """Seconds for which any other call waits for a standby to lead, however many tries that takes."""
 
     def wait_s(self, failures: int, *, at_least_s: float = 0.0) -> float:
         """Seconds to wait after the given number of failures in a row (1 or more)."""
@@ -70,15 +70,15 @@ class Backoff:
 
 
 OnWait = Callable[[str, float], None]
-"""Told when a scheduler has asked for a wait: its reason, and the seconds."""
+"""Called when a scheduler has asked for a wait, with the reason and the seconds."""
 
 _TOLD_S = 1.0
 """A shorter wait is not worth a word."""
 
 
 class Patience:
-    """How long one call goes on while its scheduler is away: until its budget ends; without one, for `outage_s` after
-    the last sign of life."""
+    """Time for which one call continues while its scheduler is away: until its budget ends, or without a budget until
+    `outage_s` after the last sign of life."""
 
     def __init__(self, backoff: Backoff, budget_s: float | None) -> None:
         self._backoff = backoff
@@ -86,7 +86,7 @@ class Patience:
         self._failures = 0
         self._away_since = 0.0
         self.trouble: TerraceError | None = None
-        """Why the latest try failed; None while all is well."""
+        """Reason why the latest try failed; None while all is well."""
 
     @property
     def left_s(self) -> float | None:
@@ -194,20 +194,20 @@ class SchedulerConnection:
         tls_ca: str | os.PathLike[str] | None = None,
         on_wait: OnWait | None = None,
     ) -> None:
-        """Open nothing yet: connections are made by the first request.
+        """Open nothing yet: the first request connects.
 
         Args:
-            url: where the scheduler listens. Where others stand by to take its place, the URLs of all of them,
-                comma-separated: each call finds the one that leads.
-            timeout_s: bound of each call in total, at each scheduler that it asks; of an upload, only of the
-                connecting. Of several schedulers, one that hangs is left after 12 s at most.
-            backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
-                its scheduler is away.
-            token: for a scheduler that asks for one, or what gives it: `TokenFile(path)` of `tierkit.access` reads it
-                from a file, and again when that changes.
-            tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
-            on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
-                for (a limit of the token is reached, or it takes no jobs now), or for a standby to lead.
+            url: URL of the scheduler. With standbys, the URLs of all schedulers, comma-separated: each call finds the
+                leader.
+            timeout_s: total bound of each call at each scheduler that it asks; for an upload, it bounds only
+                connecting. With several schedulers, the client leaves a hanging one after at most 12 s.
+            backoff: number of tries of a failed call that is safe to repeat, and seconds for which a job is followed
+                while its scheduler is away.
+            token: token for a scheduler that asks for one, or a function that returns it. `TokenFile(path)` of
+                `tierkit.access` reads it from a file, and again when that changes.
+            tls_ca: file with the certificates (PEM) to trust at an https URL instead of the public authorities.
+            on_wait: called with the reason and the seconds before a call waits: until a standby leads, or because the
+                scheduler asked for it. It asks if a limit of the token is reached, or if it takes no jobs now.
         """
         self._ring = Ring([_checked(part.strip()) for part in url.split(",")])
         if isinstance(token, str):
@@ -227,17 +227,17 @@ class SchedulerConnection:
 
     @property
     def url(self) -> str:
-        """Where this client's scheduler listens; of several, the one that it asks first now."""
+        """URL of this client's scheduler; of several, the first that it asks now."""
         return self._ring.current
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where the schedulers listen that it knows."""
+        """URLs of all schedulers that it knows."""
         return self._ring.addresses
 
     @property
     def tls_ca(self) -> Path | None:
-        """The certificates that it trusts in place of the public authorities'."""
+        """File with the certificates to trust instead of the public authorities'."""
         return self._tls_ca
 
     async def __aenter__(self) -> Self:
@@ -263,9 +263,9 @@ class SchedulerConnection:
         """Send until answered, with at most `Backoff.attempts` tries.
 
         Args:
-            repeatable: whether the request may be sent again although the scheduler may have acted on it. Where it
-                may not, only what certainly never reached it (a refused connection) is tried again.
-            patience_s: go on for so long, however many tries that takes.
+            repeatable: True if the request may be sent again although the scheduler may have acted on it. Otherwise it
+                is repeated only if it certainly never reached the scheduler (a refused connection).
+            patience_s: seconds to keep trying, however many tries that takes.
         """
         question = _Question(method=method, path=path, params=params, headers=headers, upload=upload)
         tries = self._tries(attempts=self._backoff.attempts, repeatable=repeatable, patience_s=patience_s)
@@ -298,7 +298,7 @@ class SchedulerConnection:
         """The answer of the scheduler that leads, as it comes. Errors of the block's own reading are turned too.
 
         Args:
-            patient: whether to wait for a standby to lead.
+            patient: True to wait for a standby to lead.
         """
         question = _Question(
             method=method, path=path, params=params, headers=headers, upload=upload, read_timeout_s=read_timeout_s
@@ -341,8 +341,8 @@ class SchedulerConnection:
             yield chunk
 
     async def _while_alive(self, url: str, answer: Awaitable[T]) -> T:
-        """What is awaited from a scheduler, however long it takes. Of several schedulers, one that hangs is not waited
-        for: another one may lead by now.
+        """Await the answer of a scheduler, however long it takes. With several schedulers, the client leaves one that
+        hangs: another one may lead by now.
 
         Raises:
             UpstreamTimeout: it gives no sign of life.

@@ -1,4 +1,4 @@
-"""Bytes from the network into lines, and lines into server-sent events. No I/O of its own.
+"""Split bytes from the network into lines, and lines into server-sent events. No I/O.
 
 Lines are split at the byte level and at the newline only: `str.splitlines` would also split at U+2028 and its kin,
 which JSON may hold unescaped.
@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSentEvent:
-    """One event of a `text/event-stream`; `id` is the newest id seen, also where this event carries none."""
+    """One event of a `text/event-stream`; `id` is the newest id seen, even if this event carries none."""
 
     kind: str
     data: bytes

@@ -36,7 +36,7 @@ class ModelSetFiles:
     tuning: Mapping[str, Any] | None
     """Content of `escalation.json`; None without thresholds, or if they belong to other networks."""
     files: Mapping[str, Path]
-    """By sha256: each file that the manifest names."""
+    """Files that the manifest names, by sha256."""
 
 
 def read_model_set(folder: str | os.PathLike[str]) -> ModelSetFiles:

@@ -47,16 +47,16 @@ _log = logging.getLogger(__name__)
 
 
 class Pixels(Protocol):
-    """What numpy turns into an array without guessing: arrays, PIL images."""
+    """Object that numpy turns into an array without guessing: an array or PIL image."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
 Images = File | Pixels | Sequence[File | Pixels] | Mapping[str, File]
-"""An array (n, height, width, 3) of uint8, a sequence of (height, width, 3) arrays or PIL images, the path of an image
-file, .zip, .npz, .npy or folder, encoded bytes, a sequence of paths and bytes, or a mapping from names in the results
-to files."""
+"""An array (n, height, width, 3) of uint8, or a sequence of (height, width, 3) arrays or PIL images. Or the path of an
+image file, .zip, .npz, .npy or folder, encoded bytes, or a sequence of paths and bytes. Or a mapping from names in the
+results to files."""
 
 Labels = Sequence[int | str | None] | Array
 
@@ -65,7 +65,7 @@ _PLAIN = re.compile(r'[^\x00-\x1f\x7f"\\%]*')
 
 
 class PolicyFields(TypedDict, total=False):
-    """How a job is to be served; what is left out or None takes the scheduler's default."""
+    """Settings of a job; an omitted or empty one takes the scheduler's default."""
 
     scheme: Scheme | str | None
     deadline_s: float | None
@@ -129,7 +129,7 @@ def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any
 
 
 def _as_files(images: Images) -> Files | None:
-    """Files to send, or None where `images` holds arrays."""
+    """Files to send, or None if `images` holds arrays."""
     if isinstance(images, Mapping):
         return named_files(images)
     if isinstance(images, str | bytes | os.PathLike):
@@ -139,9 +139,7 @@ def _as_files(images: Images) -> Files | None:
     sources: list[File] = []
     for item in images:
         if not isinstance(item, str | bytes | os.PathLike):
-            raise InvalidInput(
-                f"cannot send a {type(item).__name__} together with files: send them as jobs of their own"
-            )
+            raise InvalidInput(f"cannot send a {type(item).__name__} together with files: send them in a separate job")
         sources.append(item)
     files = gather(sources)
     if files.left_out:

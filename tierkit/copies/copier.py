@@ -26,7 +26,7 @@ __all__ = ["Outcome", "copied", "while_wanted"]
 log = logging.getLogger(__name__)
 
 _TOLD_S = 2.0
-"""Between two reports to the host while a copy is under way."""
+"""Seconds between two reports to the host while a copy is under way."""
 _AT_ONCE = 2
 """Chunks that are requested at a time: while one is on its way, the source prepares the next."""
 _CHUNK_S = 60.0

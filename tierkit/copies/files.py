@@ -17,7 +17,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def sha256_of(content: bytes | memoryview) -> str:
-    """In hexadecimal digits."""
+    """Return the sha256 in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""How pieces of files are asked for and sent over HTTP, by a host and by workers that pass them on."""
+"""Requesting and sending pieces of files over HTTP, by a host and by workers that pass them on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierkit.errors import InvalidInput
 __all__ = ["KEY_HEADER", "Read", "bounded", "knows", "piece_route"]
 
 KEY_HEADER = "Terrace-Data-Key"
-"""With a request for a piece of a file from a worker: what the host has told those that may have it."""
+"""Header of a worker's request for a piece of a file: the key that the host has given to workers that may have it."""
 
 Read = Callable[[str, range | None], Awaitable[tuple[bytes, int]]]
 """Gives some bytes of the file with this sha256, or all; and how many there are in all."""

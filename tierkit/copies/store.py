@@ -17,7 +17,8 @@ from tierkit.errors import InvalidAnswer, NotFound, SetupError, Unavailable
 __all__ = ["Store"]
 
 _LINGER_S = 10.0
-"""Time until a file that is no longer needed is dropped. Those who copy it from here learn of that meanwhile."""
+"""Seconds until a file that is not needed any more is dropped. Meanwhile, workers that copy it from here learn of
+that."""
 _WAIT_S = 10.0
 """Wait for a chunk that is on its way here."""
 
@@ -109,13 +110,12 @@ class Store:
         changed.set()
 
     async def read(self, sha256: str, span: range | None) -> tuple[bytes, int]:
-        """Some bytes of a file, all unless a span is given; and how many there are in all. Bytes that are on their
-        way here are waited for.
+        """Return some bytes of a file, by default all, and its length. Waits for bytes that are on their way here.
 
         Raises:
-            InvalidInput: as `bounded`.
-            NotFound: it is not here, and is not being copied.
-            Unavailable: the bytes have not come for long.
+            InvalidInput: see `bounded`.
+            NotFound: the file is not here, and is not being copied.
+            Unavailable: the bytes have not arrived for a long time.
         """
         number = self._numbers.get(sha256)
         deadline = asyncio.get_running_loop().time() + _WAIT_S
@@ -170,7 +170,7 @@ class Store:
                 self._half(number).unlink(missing_ok=True)
 
     def path(self, number: int) -> Path:
-        """Where a file is once it is whole."""
+        """Path of a file once it is whole."""
         return self.folder / self.files[number].sha256
 
     def _half(self, number: int) -> Path:

@@ -1,9 +1,9 @@
-"""How files spread over machines: who copies which one from whom. No I/O; time is passed in.
+"""The spread of files over machines: which worker copies which file from which source. No I/O; time is passed in.
 
 In the volunteers' platform of 2018 (section 4.2) holder i sends to the machine i + 2^(k - 1) in step k, so that each
-step doubles the holders. Here the same comes of one rule: whenever a source is free, it takes the first machine that
-waits for something that the source has. A machine that is still receiving passes on the chunks that it has, in a chain
-of at most D machines, so that each step makes D + 1 holders of one; with D = 1 it is the tree of 2018.
+step doubles the holders. Here one rule gives the same: whenever a source is free, it takes the first machine that waits
+for something that the source has. A machine that is still receiving passes on the chunks that it has, in a chain of at
+most D machines. So each step makes D + 1 holders of one; with D = 1 it is the tree of 2018.
 
 Words: the *host* has all files (the host of a training run, or a scheduler); the other machines are its *workers*. A
 *source* is the host, or a worker that others can reach; a *copy* is one file on its way to one worker. Files are known
@@ -28,14 +28,15 @@ DEEPEST = 8
 """Machines of a chain."""
 
 _MOST_AT_ONCE = 4
-"""Copies from one source, where the first ones take long. When all of these do, they take turns with those who wait."""
+"""Most concurrent copies from one source when copies take long. Further workers then take turns with them."""
 _MOST_ACCUSATIONS = 2
-"""Of one worker; after that its words about sources count for nothing, and the host alone sends to it."""
+"""Accusations that one worker may make. After that its reports about sources are ignored, and only the host sends to
+it."""
 
 _MOST_EFFECTS = 2_000
 """Most that one event leads to; the rest waits for the next one."""
 _REMEMBERED = 10_000
-"""Workers that have gone, and must not be trusted anew because of that."""
+"""Most departed workers that are remembered, so that a distrusted worker is not trusted when it returns."""
 
 
 class _OfWorker(Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class _OfWorker(Struct, frozen=True, kw_only=True):
 
 
 class Came(_OfWorker, frozen=True, kw_only=True):
-    """A worker says what it has and what it is to have; again whenever that changes."""
+    """A worker reports the files that it has and the segments that it must get; repeated whenever that changes."""
 
     serves: bool
     """True if others can reach it."""
@@ -52,8 +53,8 @@ class Came(_OfWorker, frozen=True, kw_only=True):
     holds: frozenset[int]
     """Whole files that it has, as it says."""
     group: str = ""
-    """Workers copy from those of their group and from the host, which sends to each group as if it were the only
-    one."""
+    """Group of the worker. Workers copy from workers of their group and from the host, which sends to each group as if
+    it were the only one."""
 
 
 class Got(_OfWorker, frozen=True, kw_only=True):
@@ -61,11 +62,11 @@ class Got(_OfWorker, frozen=True, kw_only=True):
 
     file: int
     bytes_per_s: float
-    """At which it came; fast workers are served first, since others get it from them."""
+    """Speed of the copy; fast workers are served first, because others copy from them."""
 
 
 class Failed(_OfWorker, frozen=True, kw_only=True):
-    """A copy could not go on: its source sent `wrong` chunks, `lacks` what it said that it had, or is `gone`."""
+    """A copy could not continue: its source sent `wrong` chunks, `lacks` a file that it reported, or is `gone`."""
 
     reason: Literal["wrong", "lacks", "gone"]
 
@@ -94,7 +95,7 @@ class Stop(_OfWorker, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Copy:
-    """Under way."""
+    """A copy under way."""
 
     file: int
     source: str
@@ -104,7 +105,7 @@ class Copy:
 @dataclass(slots=True)
 class _Worker:
     number: int
-    """In the order in which workers came."""
+    """Number in the order in which workers came."""
     heard_at: float
     group: str
     serves: bool = False
@@ -112,7 +113,7 @@ class _Worker:
     holds: set[int] = field(default_factory=set)
     copy: Copy | None = None
     turns: int = 0
-    """Copies that others were served in place of, since the last one that was whole."""
+    """Number of its copies that were ended so that others could be served, since its last complete copy."""
     orphan: bool = False
     """True if its copy was cut short: then it comes first."""
     bytes_per_s: float = 0.0
@@ -136,12 +137,12 @@ class Tree:
     """All copies from one host.
 
     Args:
-        silent_s: a worker that was not heard for so long is gone; `busy_s` one that is copying.
-        turn_s: a source whose copies of a file all take longer takes one more, in place of the oldest where there are
-            many: a slow machine holds nobody up for ever.
-        hurries_s: a machine that receives for longer passes nothing new on meanwhile. A copy from it that takes longer
-            moves to one that has the whole file, if one is free. Default: neither.
-        deepest: D, the machines of a chain; a long chain is fast, and many wait when one of its machines is lost.
+        silent_s: a worker that was not heard for this long is gone; `busy_s` is the same for a worker that is copying.
+        turn_s: a source whose copies of a file all take longer takes one more, instead of the oldest if there are many.
+            So a slow machine does not block others for ever.
+        hurries_s: a machine that receives for longer starts no new copies meanwhile. A copy from it that takes longer
+            moves to a machine with the whole file, if one is free. Default: neither.
+        deepest: D, the machines of a chain. A long chain is fast, but many machines wait when one of them is lost.
     """
 
     def __init__(
@@ -163,15 +164,15 @@ class Tree:
         self._groups: dict[str, dict[str, None]] = {}
         """Workers of each group, in the order in which they came."""
         self._sends: dict[str, dict[str, Copy]] = {HOST: {}}
-        """By source: its copies, by their workers."""
+        """Copies by source and worker."""
         self._remembered: dict[str, tuple[bool, int]] = {}
-        """Of workers that have gone: whether they were distrusted, and whom they accused."""
+        """By departed worker: True if it was distrusted, and the number of its accusations."""
         self._came = 0
 
     # --- what is asked of it ---
 
     def on(self, event: Event, now: float) -> list[Start | Stop]:
-        """What is to be done now that this has happened. Events of workers that are not known change nothing."""
+        """Return the copies to start and to stop after this event. Events of unknown workers change nothing."""
         worker = None if isinstance(event, Passed) else self._workers.get(event.worker)
         groups = list(self._groups) if worker is None else [worker.group]
         if worker is not None:
@@ -199,7 +200,7 @@ class Tree:
         return effects + [effect for group in groups for effect in self._assigned(group, now)]
 
     def copy_of(self, worker: str) -> Copy | None:
-        """What a worker is copying."""
+        """Return the copy that a worker receives now."""
         known = self._workers.get(worker)
         return None if known is None else known.copy
 
@@ -381,8 +382,8 @@ class Tree:
         return [Stop(worker=name), *self._unserved(name)]
 
     def _place(self, worker: _Worker) -> tuple[int, bool, bool, float, int]:
-        """In the line: those who had the fewest turns in vain, whose copy was cut short, who pass it on, the fast ones,
-        who came first."""
+        """Return the place in the line: first workers with the fewest turns in vain, then those whose copy was cut
+        short, workers that pass files on, fast ones, and early ones."""
         return worker.turns, not worker.orphan, not worker.serves, -worker.bytes_per_s, worker.number
 
     def _free(self, group: str, now: float) -> list[str]:
@@ -405,7 +406,7 @@ class Tree:
 
     def _first(self, source: str, line: list[str], now: float) -> tuple[str, int] | None:
         """The first in the line that this source can serve, and the rarest file that it lacks, so that workers have
-        something to exchange; None where there is none."""
+        something to exchange; None if there is none."""
         offered: frozenset[int] | set[int] | None = None
         chain: list[str] = []
         if source != HOST:

@@ -165,10 +165,10 @@ class Fleet:
                 await asyncio.sleep(_JOIN_POLL_S)
 
     async def restart(self, name: str, *, budget_s: float) -> None:
-        """Start a service again that has ended or is about to, and wait until it says that it is ready.
+        """Start a service again that has ended or is about to, and wait until it reports that it is ready.
 
         Raises:
-            SetupError, DeadlineExceeded: as `start`.
+            SetupError, DeadlineExceeded: see `start`.
         """
         deadline = time.monotonic() + budget_s
         await _ended([self.services[name]], budget_s)

@@ -1,4 +1,4 @@
-"""Which services a fleet consists of: from counts for this machine, or from a fleet file for several machines.
+"""The services of a fleet: from counts for this machine, or from a fleet file for several machines.
 
 A fleet file is the same on every machine; each starts its own part (`terrace up --fleet fleet.toml --host NAME`):
 
@@ -41,12 +41,12 @@ __all__ = ["MAX_NODES", "SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "
 SCHEDULER = "scheduler"
 
 MAX_NODES = 100
-"""Nodes of one tier on one machine. Each is a process of some 100 MB."""
+"""Most nodes of one tier on one machine. Each is a process of about 100 MB."""
 
 _ON, _OFF = str(True), str(False)
 _ALL_SERVICES = {"tls_cert", "tls_key", "tls_ca", "insecure"}
-"""Settings that a machine may state once for all its services; besides `tokens` for its scheduler, and `token_file` and
-`site` for its nodes."""
+"""Settings that a machine may state once for all its services. It may also state `tokens` for its scheduler, and
+`token_file` and `site` for its nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class FleetPlan:
 
     services: tuple[ServicePlan, ...]
     scheduler_url: str | None = None
-    """Of several schedulers, the URLs of all, comma-separated."""
+    """URL of the scheduler; of several schedulers, the URLs of all, comma-separated."""
 
     @property
     def scheduler(self) -> ServicePlan | None:
@@ -101,12 +101,13 @@ def local_plan(
     node: Mapping[str, Any] | None = None,
     tiers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> FleetPlan:
-    """A whole fleet on this machine: a scheduler and the given number of nodes of each tier, on free ports.
+    """Return the plan of a whole fleet on this machine: a scheduler and the given number of nodes of each tier, on free
+    ports.
 
     Args:
         scheduler: settings of the scheduler.
         node: settings of every node.
-        tiers: settings of the nodes of a tier besides.
+        tiers: further settings of the nodes of a tier.
     """
     nodes = [
         ServicePlan(
@@ -129,7 +130,7 @@ class _Group(BaseModel):
 
 
 def _as_groups(value: object) -> object:
-    """From a number, a table, or an array of tables."""
+    """Make groups from a number, a table, or an array of tables."""
     entries = value if isinstance(value, list) else [value]
     return [entry if isinstance(entry, dict) else {"count": entry} for entry in entries]
 
@@ -156,10 +157,10 @@ class _Host(BaseModel):
     cloud: _Groups = ()
 
     def services(self, host: str, urls: Sequence[str]) -> list[ServicePlan]:
-        """What runs on the machine of this name, whose nodes register at `urls`.
+        """Return the services of the machine of this name, whose nodes register at `urls`.
 
         Raises:
-            ValueError: that cannot be.
+            ValueError: the settings contradict each other.
         """
         shared = {"host": self.address} | _texts(self.model_dump(include=_ALL_SERVICES))
         services = []
@@ -202,7 +203,7 @@ class _FleetFile(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     scheduler: Annotated[CommaSeparated, AfterValidator(_without_path)]
-    """Where nodes register, such as "http://10.0.0.5:8070"; of several schedulers, a list of the URLs of all."""
+    """Address at which nodes register, such as "http://10.0.0.5:8070"; of several schedulers, a list of all URLs."""
     host: Annotated[dict[str, _Host], Field(min_length=1)]
     """Tables [host.NAME], one for each machine."""
 
@@ -219,7 +220,7 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
     file = read_document(path, _FleetFile, what="fleet file")
     if host is None and len(file.host) > 1:
         several = "|".join(file.host)
-        raise SetupError(f"the fleet file {path} has several machines; say which this is: --host {several}")
+        raise SetupError(f"the fleet file {path} has several machines; name this one: --host {several}")
     own = host or next(iter(file.host))
     if own not in file.host:
         raise SetupError(f"the fleet file {path} has no machine {own!r}; it has {', '.join(file.host)}")

@@ -27,8 +27,8 @@ class Process:
 
 
 def launched_services() -> Iterator[Process]:
-    """Those that run now. Each is a child of the launcher that its environment names, so no other process is taken for
-    one, whatever its command line says."""
+    """Yield the services that run now. Each is a child of the launcher that its environment names, so no other process
+    counts, whatever its command line is."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if folder.stat().st_uid != os.getuid():
@@ -80,10 +80,10 @@ def kill_service(process: Process) -> None:
 
 
 def service_of(words: list[str]) -> str | None:
-    """The name of the service that a command line starts; None for another command.
+    """Return the name of the service that a command line starts; None for another command.
 
     Args:
-        words: as `tierkit.fleet.launcher` starts it, Python and its flags included.
+        words: the command line, Python and its flags included. `tierkit.fleet.launcher` makes it.
     """
     if "terrace" not in words:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["TABLES", "tables_in"]
 
 TABLES: Mapping[str, frozenset[str]] = {"end": frozenset({"source", "uplink", "spool", "learn"})}
-"""By kind of service, the settings that are tables."""
+"""Settings that are tables, by kind of service."""
 
 
 def tables_in(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from tierkit.errors import AddressUnavailable, PortInUse, SetupError, UpstreamUn
 __all__ = ["bind", "free_port", "is_loopback", "leads_to", "reachable_url", "url_of"]
 
 _OWN_PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to port 0 and to the near end of every connection."""
+"""Ports below the range that Linux gives to port 0 and to the near end of every connection."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket; with port 0 the system chooses.
+    """Return a bound TCP socket; for port 0 the system chooses a port.
 
     Raises:
         PortInUse: another process listens there.
-        AddressUnavailable: the address is none of this machine's, or the name is unknown: both may come later.
+        AddressUnavailable: this machine does not have the address, or the name is unknown. Either may come later.
         SetupError: the port needs privileges.
     """
     try:
@@ -51,12 +51,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `host` on which no process listens, for a service that needs a port before it starts, or again later.
+    """Return a port of `host` on which no process listens: a service may need one before it starts, or again later.
 
-    A port that the system chose would soon be another program's: on a busy machine it gives away hundreds a second.
+    A port chosen by the system would soon belong to another program: a busy machine assigns hundreds a second.
 
     Raises:
-        AddressUnavailable: the address is none of this machine's.
+        AddressUnavailable: this machine does not have the address.
     """
     dice = random.SystemRandom()
     while True:
@@ -71,18 +71,18 @@ def url_of(sock: socket.socket, *, tls: bool = False) -> str:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """True if a bound socket can be reached from this machine alone."""
+    """True if a bound socket can be reached only from this machine."""
     address = ipaddress.ip_address(sock.getsockname()[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def reachable_url(url: str, *, peer: str) -> str:
-    """`url` as `peer` reaches it: a wildcard host becomes the address of the interface that leads to `peer`.
+    """Return a URL at which `peer` reaches `url`: a wildcard host becomes the address of the interface towards `peer`.
 
     Nothing is sent: the route is looked up by connecting a datagram socket.
 
     Raises:
-        UpstreamUnavailable: the host of `peer` cannot be resolved or no route leads there, for now.
+        UpstreamUnavailable: the host of `peer` cannot be resolved now, or no route leads there.
     """
     parts = urlsplit(url)
     if not ipaddress.ip_address(parts.hostname or "").is_unspecified:

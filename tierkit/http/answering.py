@@ -1,6 +1,5 @@
-"""Errors as HTTP answers: `install(app)` makes every error of a Starlette or FastAPI application come out as
-`{"error": "a sentence"}`, with the status code of the table in `tierkit.http.errors`.
-"""
+"""Errors in HTTP answers. `install(app)` gives every error of a Starlette or FastAPI application the JSON body
+`{"error": "a sentence"}`, and the status code of the table in `tierkit.http.errors`."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ def _on_http_exception(request: Request, exc: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """Methods of all routes of this path: the framework names those of the first one alone."""
+    """Return the methods of all routes of this path: the framework names only the methods of the first route."""
     allowed = {
         method
         for method in _METHODS
@@ -126,12 +125,12 @@ _VALIDATION = {
     "too_short": "has too few entries",
     "int_parsing_size": "is too large",
 }
-"""Where pydantic speaks of Python, by its names of errors."""
+"""Sentences for pydantic's errors that mention Python, by error type."""
 
 
 def _validation_sentence(error: Mapping[str, Any]) -> str:
-    """What is wrong with one field of a request, and what is expected. Texts that were sent are not repeated: there are
-    secrets among them."""
+    """Return what is wrong with one field of a request, and what is expected. Texts from the request are not repeated,
+    because they may hold secrets."""
     kind, place, sent = error["type"], ".".join(map(str, error["loc"])), error.get("input")
     if kind == "json_invalid":
         return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"

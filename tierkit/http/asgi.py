@@ -1,4 +1,4 @@
-"""Reading a request straight from ASGI, for routes on which the web framework's own `Request` costs too much."""
+"""Reading a request straight from ASGI, on routes for which the web framework's own `Request` costs too much."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SMALL_BODY_BYTES = 256 * 1024
 """Bodies up to this are always taken in: the number of connections bounds them."""
 
 _MAX_LARGE_BYTES = 256 * 1024**2
-"""For all larger bodies together, until their requests have been answered."""
+"""Most bytes of all larger bodies together, until their requests have been answered."""
 
 _MAX_KEPT_BYTES = 64 * 1024**2
-"""What was needed for more than this is given back to the system."""
+"""After larger peaks than this, free memory is returned to the system."""
 
 
 class HeadAsGet:
@@ -88,19 +88,18 @@ class ReadsWhileWanted:
 
 
 async def read_body(receive: Receive, room: BodyRoom | None = None, *, most_bytes: float = math.inf) -> bytes:
-    """The whole request body. Its size and its pace are bounded by `tierkit.http`.
+    """Return the whole request body. `tierkit.http` bounds its size and its pace.
 
-    What has come is kept in pieces and joined once: memory follows what the client really sent, not what it said
-    that it would send.
+    The received pieces are kept and joined once, so memory follows the bytes received and not the announced length.
 
     Args:
-        room: counts it.
-        most_bytes: where the route takes less than the service does.
+        room: counts the bytes of the body.
+        most_bytes: limit of the route, if it is below the service's limit.
 
     Raises:
-        TooLarge: more than `most_bytes`, as soon as it shows.
+        TooLarge: more than `most_bytes`, raised as soon as they have arrived.
         ClientDisconnect: the client hung up before the end.
-        Overloaded: the service holds too many large bodies besides.
+        Overloaded: the service already holds too many large bodies.
     """
     pieces: list[bytes] = []
     size = 0
@@ -123,9 +122,9 @@ class BodyRoom:
     """Context manager around the answer to a request: its body, if it is large, counts as held until the end."""
 
     total_bytes: ClassVar[int] = 0
-    """Of all that this process holds."""
+    """Bytes of all large bodies that this process holds."""
     most_bytes: ClassVar[int] = 0
-    """Of all that it held at a time, since there were none."""
+    """Largest `total_bytes` since it was last 0."""
 
     def __init__(self) -> None:
         self._bytes = 0

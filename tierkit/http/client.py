@@ -30,8 +30,8 @@ _SILENT_S = 10
 network breaks would wait for its whole budget."""
 
 _KEEPALIVE_S = 30.0
-"""Shorter than the 75 s for which our services keep an idle connection: the side that closes first must be this one,
-or a request could be sent into a connection that the other side is closing."""
+"""Seconds for which an idle connection is kept: less than the 75 s of our services. The client must close first, or it
+could send a request into a connection that the service is closing."""
 
 _SMALL_BYTES = 64 * 1024
 """Copying so much takes less time than another write."""
@@ -49,7 +49,7 @@ _MAX_REASON = 200
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """The header that presents a token; none where there is no token."""
+    """The header that presents a token; none if there is no token."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -61,17 +61,17 @@ def open_client(
     meter: Meter | None = None,
     resolver: AbstractResolver | None = None,
 ) -> aiohttp.ClientSession:
-    """A client for a service to share among its calls; close it with `async with`. Send with `ask`, inside `calling`.
+    """Return a client for a service to share among its calls; use it in `async with`. Send with `ask`, inside
+    `calling`.
 
-    Connecting is bounded here (3 s), and so is the silence of the peer's machine (10 s), which acknowledges what comes
-    even while its service computes; everything else is bounded by the call's total budget alone. Proxies of the
-    environment are not used and cookies are not kept: nodes talk to the addresses that they are given and to nothing
-    else.
+    The client bounds connecting (3 s) and the silence of the peer's machine (10 s), which acknowledges packets even
+    while its service computes. Only the call's total budget bounds everything else. The client ignores proxies of the
+    environment and keeps no cookies: nodes talk only to the addresses that they are given.
 
     Args:
-        max_connections: to each peer; more requests wait for a free one.
-        tls_ca: file with the certificates to trust, in place of the usual public authorities.
-        middlewares: that the requests pass.
+        max_connections: most connections to each peer; further requests wait for a free one.
+        tls_ca: file with the certificates to trust instead of the usual public authorities.
+        middlewares: aiohttp middlewares that the requests pass through.
         meter: called with the bytes sent and received, headers and TLS included.
         resolver: finds the addresses of a name at each new connection. Default: the system's.
 
@@ -215,7 +215,8 @@ async def read_at_most(answer: aiohttp.ClientResponse, limit_bytes: int) -> byte
 
 @asynccontextmanager
 async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
-    """What runs inside is one call to `who`, at most `budget_s` seconds in total.
+    """Bound the body of the `with` statement to `budget_s` seconds in total, and raise its errors about a call to
+    `who`.
 
     Raises:
         UpstreamTimeout: no complete answer within the budget.
@@ -231,7 +232,7 @@ async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
 
 
 def _translated(error: Exception, who: str) -> TerraceError:
-    """What an error of aiohttp means here."""
+    """Return the error of this package that an error of aiohttp stands for."""
     reason = (str(error) or type(error).__name__)[:_MAX_REASON]
     match error:
         case aiohttp.ConnectionTimeoutError():

@@ -46,16 +46,16 @@ _ERROR = {status: cls for cls, status in _STATUS.items()} | {422: InvalidInput} 
 _MAX_SENTENCE = 500
 """Characters of what another node says that are passed on."""
 _LONGEST_WAIT_S = 1e9
-"""What a caller is told of a longer one; one who reckons with it needs a number."""
+"""Longest wait reported to a caller: callers compute with it, so it must be a finite number."""
 
 
 def status_of(error: TerraceError) -> int:
-    """HTTP status code of an error: that of the nearest class in the table, else 500."""
+    """Return the HTTP status code of an error: the code of the nearest class in the table, else 500."""
     return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), 500)
 
 
 def retry_after_s(error: TerraceError) -> int | None:
-    """Value of the header Retry-After, whole seconds and at least 1; None where waiting does not help."""
+    """Value of the header Retry-After, whole seconds and at least 1; None if waiting does not help."""
     return max(1, math.ceil(error.retry_after_s)) if isinstance(error, Unavailable) else None
 
 
@@ -76,7 +76,7 @@ def error_of(who: str, status: int, body: bytes, retry_after: str | None = None)
 
 
 def refusal_of(who: str, status: int, body: bytes, retry_after: str | None = None) -> TerraceError:
-    """What it means for a task that another node has refused it, which may be of another make."""
+    """Return the error for a task that another node, possibly of another make, has refused."""
     message = f"{who} answered {status}: {(sentence_of(body) or 'no reason given')[:_MAX_SENTENCE]}"
     if status == _STATUS[Unavailable]:
         return UpstreamUnavailable(message, retry_after_s=_seconds(retry_after))
@@ -86,7 +86,7 @@ def refusal_of(who: str, status: int, body: bytes, retry_after: str | None = Non
 
 
 def sentence_of(body: bytes) -> str | None:
-    """The sentence of an error body, {"error": sentence}; None where it is none."""
+    """Return the sentence of an error body, {"error": sentence}; None for any other body."""
     try:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,7 +1,7 @@
-"""One HTTP request and its answer: what lies between a connection (`tierkit.http.protocol`) and an ASGI application.
+"""One HTTP request and its answer, between a connection (`tierkit.http.protocol`) and an ASGI application.
 
-The head of an answer and the first piece of its body leave in one write: each write is a system call and a packet, and
-for a small answer the second one costs a sixth of the whole request.
+The head of an answer and the first piece of its body leave in one write. Each write is a system call and a packet: for
+a small answer, a second one costs a sixth of the whole request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BODILESS = frozenset({204, 304})
 
 
 class Connection(Protocol):
-    """What an exchange asks of the connection that it is part of."""
+    """Part of a connection that an exchange uses."""
 
     writable: bool
     """True if the client takes in what is written."""
@@ -78,7 +78,7 @@ class Exchange:
         connection: where the answer goes.
         scope: of the request.
         fields: its headers by name.
-        keep_alive: whether the client will send more requests on this connection.
+        keep_alive: True if the client will send more requests on this connection.
         default_headers: of the answer.
     """
 
@@ -99,7 +99,7 @@ class Exchange:
         self.answered = False
         """True if the answer is complete."""
         self.unread_bytes = 0
-        """Of the body, that the application has not taken yet."""
+        """Bytes of the body that the application has not taken yet."""
         self._connection = connection
         self._scope = scope
         self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"

@@ -59,8 +59,8 @@ class Round:
 
         Returns:
             None if the ring's current address is to be asked next. Else the error that ends the round: the refusal of
-            the leader, or the errors of all, as `Standby` if one of them is a standby. The next call begins a new
-            round.
+            the leader, or the errors of all. That is a `Standby` if one of them is a standby. The next call begins a
+            new round.
         """
         if not leads_elsewhere(error):
             self._met = []

@@ -1,4 +1,4 @@
-"""What is decided from the head of a request before anybody answers it."""
+"""Checks on the head of a request, before it is answered."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ the way might take another. The parser looks after Content-Length; of request id
 
 
 def refusal_of(version: str, headers: Headers, by_name: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-    """Why a request cannot be served, for any route: status and sentence; None where it can.
+    """Return status and sentence if no route can serve the request; None if it can be served.
 
     Args:
-        version: of HTTP, as `1.1`.
-        headers: with their names in lower case.
-        by_name: the same; the last one where a name stands twice.
+        version: HTTP version (`1.1`).
+        headers: names in lower case.
+        by_name: the same headers; if a name is repeated, its last value.
     """
     # Cheap, for it is done for each request; hardly any repeats a header.
     if len(headers) != len(by_name) and (name := _twice(headers)):
@@ -58,7 +58,7 @@ def _twice(headers: Headers) -> bytes | None:
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
-    """The head of the same request without its offer to go on in another protocol, which a server may ignore
-    (RFC 9110, 7.8)."""
+    """Return the head of the same request without its offer to change the protocol, which a server may ignore (RFC
+    9110, 7.8)."""
     lines = [b"%b: %b\r\n" % pair for pair in headers if pair[0] != b"upgrade"]
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), b"".join(lines))

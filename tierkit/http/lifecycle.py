@@ -32,18 +32,18 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.url = ""
-        """Where the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
+        """Address at which the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
         self.keys: Mapping[str, str] = {}
         """Secrets that this process accepts as tokens (`tierkit.access`), fresh at each start: one for each scheduler,
         by its name."""
         self.authenticator: Authenticator | None = None
-        """Asks callers for their tokens; None where none is asked for."""
+        """Asks callers for their tokens; None if none is asked for."""
         self.keyed_path = ""
         """Requests below this path need no token: their route asks for a key."""
         self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
         """Called for each request that the authenticator refuses."""
         self.standby: Callable[[], str | None] = lambda: None
-        """Why the service does nothing now, while another one of its kind does; None otherwise."""
+        """Reason why the service does nothing now, while another one of its kind does; None otherwise."""
         self.is_current: Callable[[], Awaitable[bool]] = _always
         """Returns False once what the service has loaded has been replaced."""
         self.restarting = False
@@ -51,7 +51,7 @@ class Lifecycle:
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None
-        """What ended an owned loop that should have gone on."""
+        """Exception that ended a background loop; None if none has crashed."""
         self._ready = asyncio.Event()
         self._drain = asyncio.Event()
         self._idle = asyncio.Event()
@@ -115,9 +115,9 @@ class Lifecycle:
     def own(self, loop: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run `loop` in the background under this name, supervised.
 
-        An exception that leaves it is logged and stops the whole service with exit code 1: a node whose heartbeats
-        have silently died is worse than one that is restarted. Whoever starts a loop cancels it; `serve` cancels
-        what is left.
+        An exception that leaves it is logged and stops the whole service with exit code 1: a node whose heartbeats have
+        silently died is worse than one that is restarted. The caller cancels its loops; `serve` cancels those that are
+        left.
         """
         task = asyncio.create_task(loop, name=name)
         self._tasks.add(task)

@@ -1,9 +1,11 @@
-"""HTTP/1.1 connections with bounds on everything that a peer may send, or leave out: a slow, endless or absent head, a
-body that is too large or too slow, an answer that the client does not read, too many connections.
+"""HTTP/1.1 connections with bounds on everything that a peer may send or leave out.
 
-uvicorn has a protocol class of its own, which bounds the idle time between two requests and nothing else that a client
-sends. docs/explanation/performance.md gives the reason for each part. A request may be answered before its body is
-there: the rest of it is thrown away as it comes, and the connection stays.
+The bounds are on a slow, endless or absent head, a body that is too large or too slow, an answer that the client does
+not read, and too many connections. The protocol class of uvicorn bounds only the idle time between two requests.
+docs/explanation/performance.md gives the reason for each part.
+
+A request may be answered before its body is complete: the rest of the body is discarded as it arrives, and the
+connection stays open.
 """
 
 from __future__ import annotations
@@ -31,24 +33,24 @@ __all__ = ["bounded_protocol"]
 log = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 * 1024
-"""For the head of a request, and for what a chunked body has beside its data: extensions of chunks, and trailers."""
+"""Most bytes of the head of a request, and of a chunked body's framing: extensions of chunks, and trailers."""
 
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 256
 """Targets that are remembered, and the longest of them."""
 
 _CHUNK_BYTES = 32
-"""What each chunk may have for its size and its line breaks."""
+"""Bytes that each chunk may use for its size and its line breaks."""
 
 _READ_AHEAD_BYTES = 256 * 1024
-"""So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
+"""Bytes of a body that are read before the application has asked for it. A batch of 50 images fits."""
 
 _MAX_AHEAD = 1024
 """Requests that may wait on a connection for the answer to an earlier one. They come in one piece: nothing is read
 while one waits."""
 
 _LINGER_S = 2.0
-"""How long the rest of a request is still taken in after its answer. A socket that is closed with unread bytes resets
-the connection, and the sender would see that reset in place of the answer."""
+"""Seconds for which the rest of a request is still read after its answer. Closing a socket with unread bytes resets the
+connection, and the sender would see that reset instead of the answer."""
 
 _RESERVE = 64
 """Connections above the limit that still get a proper 503; those beyond are closed at once."""
@@ -82,7 +84,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._body_bytes = 0
         self._body_pieces = 0
         self._framing_bytes = 0
-        """What has come of the body beside its data, `_CHUNK_BYTES` for each piece left out."""
+        """Bytes of the body's framing received so far, less `_CHUNK_BYTES` for each piece."""
         self._trailer_bytes = 0
         self._body_since = 0.0
         self._answering: Exchange | None = None
@@ -94,7 +96,7 @@ class _HttpProtocol(asyncio.Protocol):
         """Nothing more is wanted of this client; what still comes is thrown away."""
         self._paused = False
         self._waiting_for: Callable[[], None] | None = None
-        """What happens when `_timer` is due."""
+        """Called when `_timer` is due."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self.writable = True
@@ -159,7 +161,7 @@ class _HttpProtocol(asyncio.Protocol):
         return parser
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Have it parsed, as if no request offered to go on in another protocol."""
+        """Have it parsed, as if no request offered to change the protocol."""
         while not self._ending:
             try:
                 self._parser.feed_data(data)
@@ -464,7 +466,7 @@ _parsed = lru_cache(_MAX_REMEMBERED)(_parse)
 
 
 def _line_bytes(name: bytes, value: bytes) -> int:
-    """Of a header, with its colon, its blank and its line break."""
+    """Bytes of a header line, with its colon, its blank and its line break."""
     return len(name) + len(value) + 4
 
 

@@ -45,13 +45,13 @@ _GC_THRESHOLD = 20_000
 under way consist of."""
 
 _LAG_PERIOD_S = 0.05
-"""What blocks the event loop for longer than this cannot hide between two looks."""
+"""Seconds between two looks at the event loop: a longer block cannot hide between them."""
 
 _CUT_S = 1.0
-"""For answers that were cut off to let go of what they read from; they have nothing else to wait for."""
+"""Seconds for aborted answers to release their resources; they have nothing else to wait for."""
 
 _LOOK_S = 0.01
-"""Between two looks whether the last connections have gone."""
+"""Seconds between two looks whether the last connections have gone."""
 
 _event_loop_lag = Histogram(
     "terrace_event_loop_lag_seconds",
@@ -69,7 +69,7 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
     stops at once.
 
     Args:
-        node_id: name of the node in logs, health answers and the ready file; "" where the service is no node.
+        node_id: name of the node in logs, health answers and the ready file; "" if the service is not a node.
 
     After `Lifecycle.restart` the process drains and then starts again with the same command.
 
@@ -133,12 +133,12 @@ async def _serve(build: Build, settings: ServiceSettings, lifecycle: Lifecycle, 
 async def running(
     build: Build, settings: ServiceSettings, *, lifecycle: Lifecycle, node_id: str = "", asks: bool = False
 ) -> AsyncIterator[None]:
-    """The service inside the present event loop: ready on entry, drained and stopped on exit.
+    """Run the service inside the present event loop: ready on entry, drained and stopped on exit.
 
-    `serve` is this inside a process of its own, with signals; tests use it as it is.
+    `serve` adds a process and its signals; tests use this function directly.
 
     Args:
-        asks: whether the application asks its callers for a secret of its own, in place of a token; it has no metrics.
+        asks: True if the application asks its callers for its own secret instead of a token; it then has no metrics.
     """
     tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
     tls_seen = () if tls is None else signature(tls.paths)
@@ -230,7 +230,7 @@ def _authenticator(settings: ServiceSettings, lifecycle: Lifecycle) -> Authentic
 
 
 def _check_exposure(sock: socket.socket, settings: ServiceSettings, *, asks: bool, encrypted: bool) -> None:
-    """Refuse to serve a network without asking anybody who he is; warn where secrets would cross it in the clear."""
+    """Refuse to serve a network without asking callers for a token; warn if secrets would cross it unencrypted."""
     if is_loopback(sock):
         return
     if not asks and not settings.insecure:
@@ -269,7 +269,8 @@ class _Server(uvicorn.Server):
         self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but for TLS, whose handshakes uvicorn neither counts nor hurries."""
+        """Start as in uvicorn, except that a `TlsListener` takes TLS connections: uvicorn neither counts nor bounds
+        handshakes."""
         if self._tls is None or sockets is None:
             await super().startup(sockets)
             return
@@ -299,8 +300,8 @@ class _Server(uvicorn.Server):
                     await self._stopped.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, which sleeps a tenth of a second before it looks whether the connections are gone, and between
-        two looks: nearly all of the time that a service takes to stop."""
+        """Stop as in uvicorn, but look for open connections every `_LOOK_S`: uvicorn sleeps 0.1 s before each look,
+        nearly all of the time that a service takes to stop."""
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):

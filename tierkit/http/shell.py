@@ -43,8 +43,8 @@ _DIRECT = "direct"
 _VALID_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 _ids = random.Random()
-"""Request ids need not be secret, only different: the system's randomness is a system call, in which the interpreter's
-lock may go to the inference thread, for each request."""
+"""Request ids must differ, but need not be secret. The system's randomness would cost a system call for each request,
+and the interpreter's lock could go to the inference thread meanwhile."""
 
 
 _STANDBY_PAGE = """<!doctype html>
@@ -58,13 +58,13 @@ addresses of all of them, says which one that is.</p>
 
 
 class Direct(NamedTuple):
-    """What answers a route past the framework."""
+    """Application that answers a route without the web framework."""
 
     app: ASGIApp
     parameters: Mapping[str, str] = {}
     """Parameters of its path."""
     last: str = ""
-    """The parameter that is the last segment of the path, for a route that ends with a slash."""
+    """The path parameter that is the last segment of the path. Only for a route that ends with a slash."""
 
 
 def answer_directly(app: Starlette, routes: Mapping[str, Direct]) -> None:
@@ -76,12 +76,12 @@ def answer_directly(app: Starlette, routes: Mapping[str, Direct]) -> None:
 
 
 class Shell:
-    """ASGI application around the one of a service, which may come after the shell has begun to serve.
+    """ASGI application around a service's application, which may be added after the shell has begun to serve.
 
     Args:
-        local_only: everyone on this machine may use the service, and nobody else can reach it.
-        metrics: what `/metrics` shows; None leaves that path to `app`.
-        proxies: in front of the service; None where it is asked directly.
+        local_only: every user of this machine may use the service, and no other machine can reach it.
+        metrics: returns the content of `/metrics`; None leaves that path to the application.
+        proxies: reverse proxies in front of the service; None if there are none.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Shell:
                 await (self._directly(scope, path) or self._app)(scope, receive, send)
 
     def _directly(self, scope: Scope, path: str) -> ASGIApp | None:
-        """What answers this POST past the framework, if anything does."""
+        """Return the application that answers this POST without the framework; None if there is none."""
         if scope["method"] != "POST":
             return None
         at = path.rfind("/") + 1
@@ -192,7 +192,7 @@ class Shell:
         return found.app
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, hosts: Sequence[str]) -> bool:
-        """True if the request may go on; it has been answered otherwise."""
+        """Return True if the request may pass; otherwise it has been answered."""
         method, headers, authenticator = scope["method"], scope["headers"], self._authenticator
         try:
             if self._own_names is not None:
@@ -272,7 +272,7 @@ def _as_asked(scope: Scope, proxies: Proxies) -> tuple[str, ...]:
 
 
 def _given_id(scope: Scope) -> str:
-    """What the client calls its request; "" where it gives no valid id."""
+    """Return the client's id of its request; "" if the header is missing or invalid."""
     for name, value in scope["headers"]:
         if name == _REQUEST_ID and _VALID_REQUEST_ID.fullmatch(value):
             return str(value, "ascii")

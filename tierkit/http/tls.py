@@ -1,5 +1,5 @@
-"""Listening for TLS. The event loop's own server gives a handshake a minute and counts no connection before its end, so
-that whoever opens connections and says nothing would have as many as he likes."""
+"""Listening for TLS. The event loop's own server allows a handshake a minute and counts connections only after it, so a
+client could open any number of connections and send nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TlsListener:
         self._accepting = asyncio.create_task(self._accept(), name="TLS listener")
 
     def close(self) -> None:
-        """Take no more connections; those that are established go on."""
+        """Accept no more connections; established ones stay open."""
         for task in (self._accepting, *self._handshakes):
             task.cancel()
 

@@ -39,7 +39,7 @@ _MOST_CHUNK_BYTES = 4 << 20
 _MOST_FAILURES = 3
 """Copies of a file that may fail, before it is fetched as if there were no other nodes."""
 _PATIENCE_S = 600.0
-"""For which a node waits for its turn, while it serves its old networks."""
+"""Seconds for which a node waits for its turn, while it serves its old networks."""
 _AGAIN_S = 1.0
 _FAREWELL_S = 2.0
 _GIVES_WAY_S = 0.05
@@ -77,7 +77,7 @@ class NetworkCopies:
         self._store: Store | None = None
         """Holds the file that came last."""
         self._own: dict[str, None] = {}
-        """Files of this fleet; the cache may hold those of others as well."""
+        """Files of this fleet, by sha256. The cache may hold files of other fleets as well."""
         self._turn = asyncio.Lock()
         self._sending = asyncio.Semaphore(_SENT_AT_ONCE)
 

@@ -30,24 +30,26 @@ def are_files(spec: TensorSpec, array: Array) -> bool:
 
 
 class Decoded(Struct, frozen=True):
-    """What has become of a tensor of files."""
+    """Result of decoding a tensor of files."""
 
     rows: Array
-    """Of the files that could be read."""
+    """Pixels of the files that could be read."""
     damaged: dict[int, str]
-    """Why not, by the positions of the others."""
+    """Faults of the other files, by position."""
     cost_s: float = 0.0
-    """For all of them, with every core of this process at work on them."""
+    """Seconds to decode all of them, with every core of this process."""
 
     def charged(self, result: RunResult) -> RunResult:
-        """The answer about the rows, with the cost of decoding in that of its batch: what a node's speed is told by."""
+        """Return the answer about the rows, with the decoding time added to the compute time of its batch. A node's
+        speed is measured by that sum."""
         if not self.cost_s:
             return result
         return replace(result, compute_s=result.compute_s + self.cost_s / len(self.rows) * result.batch_images)
 
 
 class FileDecoder:
-    """As many threads as this process has cores. Requests take turns: a short one is not kept waiting by a long one."""
+    """Decodes files with one thread per core of this process. Requests take turns, so a short one does not wait for a
+    long one."""
 
     def __init__(self) -> None:
         self._threads = len(os.sched_getaffinity(0))

@@ -41,20 +41,20 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class HeartbeatSender:
-    """Keeps a node in the device list from `async with` on; takes it off at the end.
+    """Keeps a node in the device list inside `async with`, and removes it at the end.
 
     Args:
-        schedulers: their URLs. The one that leads is found, and found again when another one leads.
+        schedulers: their URLs. The sender finds the leader, and the next leader when it changes.
         registration: called with the scheduler's URL for each registration, so that its content is fresh; an error
             counts as a failed attempt.
-        heartbeat: called for each one.
+        heartbeat: called for each heartbeat; returns its content.
         http: client to send with.
-        lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
-            once. Before a registration it is asked whether the service still has the right networks.
+        lifecycle: lifecycle of the service. Registration waits until it is ready, and the scheduler learns at once when
+            it drains. Before a registration it is asked whether the service still has the right networks.
         token: gives the token for the scheduler; None if it asks for none.
         heard: called with the headers of each answer.
-        name: of the scheduler if the node serves several; "" otherwise.
-        gives_networks: the node serves the model set of this scheduler. Another one can only refuse it.
+        name: name of the scheduler if the node serves several; "" otherwise.
+        gives_networks: the node serves the model set of this scheduler. A scheduler with another set refuses the node.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HeartbeatSender:
         self._heard = heard
         self._hurry = asyncio.Event()
         self._renewals: list[asyncio.Event] = []
-        """Those who wait for a registration that has not begun yet."""
+        """Events of callers that wait for a registration that has not begun yet."""
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
         self._said_draining = False
@@ -224,7 +224,7 @@ class HeartbeatSender:
         self._tell(logging.ERROR, why)
 
     async def _pause(self, failures: int) -> None:
-        """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
+        """Wait until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
         pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * random.random() - 1.0))
         if failures:
             # A refusal costs bytes, of which a node with a long lease has few.
@@ -273,7 +273,7 @@ class HeartbeatSender:
         try:
             self._lease = Lease.model_validate_json(answer)
         except ValidationError as exc:
-            raise NotTerrace(f"{self._ring.current} answers a registration with something that is no lease") from exc
+            raise NotTerrace(f"{self._ring.current} answers a registration with something that is not a lease") from exc
         self._said_draining = False
         self._heard(headers)
         return registration

@@ -36,7 +36,7 @@ _MOST_DIGITS = 9
 _MOST_SAID = 500
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 300.0
 _ANNOUNCE_BUDGET_S = 10.0
-"""For the scheduler to hear that a release is not offered any more, before it is unloaded."""
+"""Seconds for the scheduler to hear that a release is not offered any more, before it is unloaded."""
 
 
 class Told(NamedTuple):
@@ -124,7 +124,7 @@ class _Failed(NamedTuple):
     """None: the scheduler need not hear of it."""
     times: int
     again_s: float
-    """When it is tried again (`time.monotonic`)."""
+    """Time at which it is tried again (`time.monotonic`)."""
     restart: bool = False
     """True if only a restart helps."""
 
@@ -144,9 +144,9 @@ class Holding:
         self._lifecycle = lifecycle
         self._told: Told | None = None
         self._held: list[int] = [source.started_with]
-        """Those that are loaded."""
+        """Numbers of the loaded releases."""
         self._served: list[int] = list(self._held)
-        """Those that requests can find, in their order."""
+        """Numbers of the releases that requests can find, in their order."""
         self._failed: dict[int, _Failed] = {}
         self._news = asyncio.Event()
         self._doubted: set[int] = set()

@@ -1,7 +1,7 @@
-"""The `Model` protocol: all that the serving side knows of a network.
+"""The `Model` protocol: all that the serving side knows about a network.
 
-The Open Inference Protocol server and the batcher work on this protocol alone. `models.session.OnnxModel` implements
-it with ONNX Runtime; anything else that maps named arrays to named arrays along a batch axis can be served as well.
+The Open Inference Protocol server and the batcher use only this protocol. `models.session.OnnxModel` implements it with
+ONNX Runtime; anything else that maps named arrays to named arrays along a batch axis can be served as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tierkit.tensors import Array, TensorSpec
 __all__ = ["CORES", "WANTED_UNTIL", "Divisible", "Loadable", "Model", "Steady", "wanted_s"]
 
 WANTED_UNTIL: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
-"""When the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before `Model.run`."""
+"""Time at which the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before
+`Model.run`."""
 
 
 CORES: ContextVar[int] = ContextVar("cores", default=0)
@@ -39,7 +40,7 @@ class Model(Protocol):
 
     @property
     def platform(self) -> str:
-        """For example "onnxruntime_onnx"."""
+        """Name of the platform, such as "onnxruntime_onnx"."""
         ...
 
     @property
@@ -56,7 +57,7 @@ class Model(Protocol):
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """Class names by output name, for the `classification` extension."""
+        """Class names by output name, used by the `classification` extension."""
         ...
 
     @property
@@ -79,11 +80,11 @@ class Model(Protocol):
 
 @runtime_checkable
 class Steady(Protocol):
-    """What a model may say of itself beside `Model`; one that does not is not steady."""
+    """Optional part of `Model`; a model without it is not steady."""
 
     @property
     def steady(self) -> bool:
-        """True if `run` takes a time that depends on the batch alone, and waits for nothing: no device, peer or clock.
+        """True if the time of `run` depends only on the batch, and `run` waits for nothing: no device, peer or clock.
         Only then may it run on the event loop."""
         ...
 
@@ -100,7 +101,7 @@ class Divisible(Protocol):
 
 @runtime_checkable
 class Loadable(Protocol):
-    """What a model may offer beside `Model`: to give back the memory of its weights while it is not served."""
+    """Optional part of `Model`: free the memory of its weights while the model is not served."""
 
     def load(self) -> object:
         """Make it ready to run, if it is not; blocks meanwhile.
@@ -111,5 +112,5 @@ class Loadable(Protocol):
         ...
 
     def unload(self) -> None:
-        """Give the memory back. It is not run until it has been loaded again; what it says of itself stays."""
+        """Free the memory. The model is not run until it has been loaded again; its properties stay."""
         ...

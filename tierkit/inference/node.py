@@ -51,7 +51,7 @@ __all__ = ["InferenceNode", "node_app"]
 log = logging.getLogger(__name__)
 
 _RUNTIME_WARM_UP_S = 0.05
-"""For measuring the speed of a model that is loaded while the node serves: requests wait for that."""
+"""Seconds to measure the speed of a model that is loaded while the node serves: requests wait for that."""
 
 _MOST_OFFERS = 64
 """Models in a registration."""
@@ -60,7 +60,7 @@ _COPIES_BUDGET_S = 30.0
 """The scheduler may keep a node waiting for a source."""
 
 _ANNOUNCE_BUDGET_S = 10.0
-"""For the schedulers to hear that a model is not offered any more, before it is unloaded."""
+"""Seconds for the schedulers to hear that a model is not offered any more, before it is unloaded."""
 
 
 class _Release:
@@ -75,11 +75,11 @@ class InferenceNode:
     """The models of one node process, behind one inference thread.
 
     Args:
-        settings: of the node.
-        models: what it serves.
-        lifecycle: of the process; readiness will depend on the models.
-        encoders: what it runs for itself besides.
-        substitutes: for its own parts.
+        settings: settings of the node.
+        models: models that it serves.
+        lifecycle: lifecycle of the process; its readiness then depends on the models.
+        encoders: encoders that it also runs.
+        substitutes: replacements of parts of the node.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class InferenceNode:
         everything = [*served.ready, *(model for others in served.standby.values() for model in others)]
         self._substitutes = substitutes
         self.http: aiohttp.ClientSession
-        """For its own requests, while it is running."""
+        """Client for its own requests, while it is running."""
         self._engine = served.engine
         self.encoders = encoders
         self.scheduler: HeartbeatSender | None = None
@@ -135,7 +135,7 @@ class InferenceNode:
 
     @property
     def meter(self) -> Meter | None:
-        """Counts the bytes that the node sends and receives with its own requests; None: nobody asks."""
+        """Counter of the bytes that the node sends and receives with its own requests; None to count nothing."""
         return None
 
     def heard(self, headers: Mapping[str, str]) -> None:
@@ -145,7 +145,7 @@ class InferenceNode:
 
     @property
     def default_runner(self) -> ModelRunner:
-        """Of the first model: the one that the node serves where a request names none."""
+        """Runner of the first model, which the node serves if a request names none."""
         return self.versions.default.runner
 
     @property
@@ -440,7 +440,7 @@ class InferenceNode:
         return {f"Bearer {key}".encode(): name for name, key in self.lifecycle.keys.items()}
 
     def heartbeat(self) -> Heartbeat:
-        """How busy the node is now."""
+        """Return the present load of the node."""
         runners = [version.runner for version in self.versions.held.values()]
         return Heartbeat(
             incarnation=self.incarnation,
@@ -461,10 +461,10 @@ class InferenceNode:
         return "" if self._engine is None else self._engine.trouble
 
     def registration(self, scheduler: str) -> Registration:
-        """What the node offers to the scheduler at this URL, and where, while it is running.
+        """Return the offer of the running node to the scheduler at this URL, with the node's own address.
 
         Raises:
-            UpstreamUnavailable: its own address is not known yet, for no route leads to the scheduler.
+            UpstreamUnavailable: its own address is not known yet, because no route leads to the scheduler.
         """
         url = self.settings.advertise_url or reachable_url(self.lifecycle.url, peer=scheduler)
         return Registration(
@@ -513,7 +513,7 @@ def _classes(model: Model) -> str:
 def node_app(
     node: InferenceNode, routes: Sequence[BaseRoute] = (), direct: Mapping[str, Direct] | None = None
 ) -> Starlette:
-    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own.
+    """Return the node's HTTP application: the Open Inference Protocol for its models, and further `routes`.
 
     Args:
         direct: the most frequent of `routes`; see `answer_directly`.

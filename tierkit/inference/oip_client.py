@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_REFUSAL_BYTES = 64 * 1024
-"""So much of an answer that is an error is read."""
+"""Bytes of an error answer that are read."""
 
 _PREFIX = "/v2/models"
 
 _MAX_METADATA_BYTES = 1024**2
-"""Of what a server says of a model."""
+"""Most bytes of a server's metadata of a model."""
 
 _ROW_BYTES = 256 * 1024
-"""For what one image is answered with: 64 thousand probabilities in FP32."""
+"""Bytes of the answer about one image: 64 thousand probabilities in FP32."""
 
 # No number has more digits than whom the answer is passed on to takes (`tierkit.wire.events`).
 _TIMING = re.compile(r'queue;dur=(\d{1,9}\.\d{3}), infer;dur=(\d{1,9}\.\d{3});desc="([1-9]\d{0,8})"', re.ASCII)
@@ -113,11 +113,11 @@ _DEFAULTS = InferOptions()
 class OipClient:
     """Inference requests to any server of the protocol, over connections that `http` keeps open.
 
-    The caller owns `http`, closes it, and chooses its pool; its timeouts apply besides the budget of each call.
+    The caller owns `http`, closes it, and chooses its pool. Its timeouts apply in addition to the budget of each call.
 
     Args:
-        limits: of answers.
-        row_bytes: most bytes that the answer about one image may have, as binary.
+        limits: limits of answers.
+        row_bytes: most bytes of the binary answer about one image.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class OipClient:
         """Metadata of a model, from its server.
 
         Args:
-            url, model: as for `infer`; budget_s, token: as in `InferOptions`.
+            url, model: see `infer`; budget_s, token: see `InferOptions`.
 
         Raises:
-            UpstreamUnavailable, UpstreamTimeout, UpstreamError: as `infer`.
+            UpstreamUnavailable, UpstreamTimeout, UpstreamError: see `infer`.
         """
         said = await self._get(url, f"/v2/models/{quote(model, safe='')}", budget_s=budget_s, token=token)
         return _read(url, said, ModelMetadata)
@@ -166,14 +166,14 @@ class OipClient:
         """Send one request and read its answer; binary tensors are not copied here.
 
         Args:
-            url: of the node, such as http://127.0.0.1:7401.
+            url: URL of the node, such as http://127.0.0.1:7401.
             model: name of the model there.
             request: the batch; names the outputs wanted.
 
         Raises:
             UpstreamUnavailable: no connection, or it broke, or the node takes no work now (503).
             UpstreamTimeout: no answer within the budget, or the node said so (504).
-            UpstreamError: any other refusal, or an answer that is none to this request.
+            UpstreamError: any other refusal, or an answer that does not fit this request.
         """
         budget_s, sha256 = options.budget_s, options.sha256
         chunks, own = encode_request(request, binary=options.binary)

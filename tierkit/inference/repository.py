@@ -1,4 +1,4 @@
-"""Which of its models a node serves now: operators unload and load them (Triton's extension `model_repository`)."""
+"""Unloading and loading the models of a node by operators (Triton's extension `model_repository`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _UNLOADED = "an operator has unloaded it"
 
 _BUDGET_S = 60.0
-"""For the requests that came before an unload, and for a load."""
+"""Seconds for the requests that came before an unload, and for a load."""
 
 
 class Repository:
@@ -51,11 +51,11 @@ class Repository:
         ]
 
     async def unload(self, runner: ModelRunner) -> None:
-        """Refuse new requests for a model from now on; return when those that came before are answered and its memory
-        is given back.
+        """Refuse new requests for a model from now on; return when earlier requests are answered and its memory is
+        freed.
 
         Raises:
-            Unavailable: they take too long. A further call goes on waiting for them.
+            Unavailable: they take too long. A further call continues to wait for them.
         """
         async with self._turn:
             try:

@@ -8,9 +8,9 @@ The thread takes what waits, up to `max_batch_size` images, joins it to one batc
 request its own rows. No request waits for others unless `max_queue_delay_s` says so: batches form because requests
 arrive while the batch before them is computed.
 
-There is one shortcut: a short batch is computed on the event loop if its request is alone, because to hand it to the
-thread and back takes as long as a small inference; or, after reading what has come, if the process has a single core,
-where each request that comes meanwhile would interrupt the thread.
+There is one shortcut: a short batch is computed on the event loop if no other request is under way, because handing it
+to the thread and back takes as long as a small inference. In a process with a single core, a short batch is always
+computed on the event loop, after reading the waiting requests: there each new request would interrupt the thread.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from tierkit.wire.oip.datatypes import datatype_of, dtype_of
 __all__ = ["ModelRunner", "RunResult", "examine"]
 
 _RATE_HALF_LIFE_IMAGES = 128
-"""So many images later, a measurement weighs half as much in `ms_per_image`."""
+"""Half-life of `ms_per_image`, in images."""
 
 _FRESH_S = 1.0
 """`check` trusts a batch that succeeded so recently."""
 
 _MARGIN_S = 0.005
-"""Of a request's budget, what waking up and the answer's way may take."""
+"""Part of a request's budget left for waking up and for sending the answer."""
 
 _STALL_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
@@ -66,8 +66,8 @@ _FEW = 8
 """Fewer images may all run on one core, whatever the cores of the model."""
 
 _TURNS = 4
-"""Turns of the event loop before a batch is computed on it: a connection is taken in one turn, its request is read in
-the next, and the answer is made in the one or two after that."""
+"""Turns of the event loop before a batch is computed on it. A connection is accepted in one turn, its request is read
+in the next, and the answer is made in the one or two turns after that."""
 
 _OVERTAKEN_S = 2.0
 """A request that has waited this long is not overtaken any more."""
@@ -83,11 +83,12 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """One request's answer and what it cost."""
 
     outputs: dict[str, Array]
-    """By name, first axis as in the request's inputs. May view arrays that other requests view too: read only."""
+    """Outputs by name, with the first axis of the request's inputs. They may view arrays that other requests view too:
+    read only."""
     queue_s: float
-    """From arrival to the start of its batch; longer where the batch shares the cores."""
+    """Time from arrival to the start of its batch; longer if the batch shares the cores."""
     compute_s: float
-    """In the model, for the whole batch, as if it had all cores of the node."""
+    """Time in the model for the whole batch, as if it had all cores of the node."""
     batch_images: int
     """Images in the batch."""
 
@@ -99,12 +100,12 @@ class _Job:
     images: int
     arrived: float
     waits_until: float
-    """How long it may be made to wait for company."""
+    """Latest start of its batch while it waits for others to join."""
     deadline: float
     urgent: bool
     own: bool
-    """The runner's: no client asked for these images, so they are computed alone, and neither metrics nor statistics
-    count them."""
+    """True for the runner's own images, which no client sent. They are computed in a separate batch, and neither
+    metrics nor statistics count them."""
     share: str
     """The scheduler from which it comes; see `tierkit.inference.sharing`."""
     done: asyncio.Future[RunResult] | None = None
@@ -126,19 +127,19 @@ class _Job:
 
 
 class ModelRunner:
-    """A model, its queue, and the thread that serves it.
+    """A model with its queue and the thread that serves it.
 
     Args:
         model: what to run.
         max_batch_size: most images in one call of the model; a larger request is computed in pieces.
-        max_queue_delay_s: how long the first request of a batch waits for others to join it, less where the budget of
-            one of them asks for it.
+        max_queue_delay_s: longest wait of the first request of a batch for others to join it; shorter if the budget of
+            one of them requires it.
         max_queue_images: most images that may wait; more are refused at once. Each share has an equal part of them
             that no other share can use up.
-        thread: inference thread to share with other runners; None for one of its own.
+        thread: inference thread to share with other runners; None for a new one.
         observe: called on the event loop after each batch.
-        trouble: tells why the model cannot be run now; "" where it can.
-        elsewhere: the model is computed by something that may never answer: a request ends with its budget, even while
+        trouble: returns why the model cannot be run now; "" if it can.
+        elsewhere: another program computes the model and may never answer, so a request ends with its budget even while
             its batch runs.
     """
 
@@ -160,7 +161,7 @@ class ModelRunner:
         self.max_queue_images = max_queue_images
         self.statistics = ModelStatistics()
         self.paused = ""
-        """Why an operator lets it take no requests now; "" where it may."""
+        """Reason why an operator lets it take no requests now; "" if it may."""
         self._trouble = trouble
         self._elsewhere = elsewhere
         self._thread = thread or InferenceThread()
@@ -168,7 +169,7 @@ class ModelRunner:
         self._queue: FairQueue[_Job] = FairQueue(self._thread.turns, overtaken_s=_OVERTAKEN_S)
         shares = self._thread.turns.shares
         self.answered_images, self.refused_requests = dict.fromkeys(shares, 0), dict.fromkeys(shares, 0)
-        """By share."""
+        """Counts by share."""
         self._running_images = 0
         self._open = False
         self._batches: dict[int, float] = {}
@@ -194,7 +195,7 @@ class ModelRunner:
 
     @property
     def not_served(self) -> str:
-        """Why no requests are taken now; "" where they are."""
+        """Reason why no requests are taken now; "" if they are."""
         return self.paused or self._trouble()
 
     @property
@@ -218,7 +219,8 @@ class ModelRunner:
 
     @property
     def images_computed(self) -> int:
-        """The same, with those of `prove`: progress, also of a runner that nobody asks for anything."""
+        """Number of images answered since the runner was warm and images of `prove`: it grows even if there are no
+        requests."""
         return self.statistics.images + self._proofs
 
     @property
@@ -273,8 +275,7 @@ class ModelRunner:
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
 
     async def prove(self) -> None:
-        """Compute an image that nobody has asked for, after all that waits and runs now. Raises any error of the
-        model."""
+        """Compute an image that no client sent, after all that waits and runs now. Raises any error of the model."""
         await self._probe(1)
         self._proofs += 1
 
@@ -347,13 +348,13 @@ class ModelRunner:
             inputs: one array for each of the model's inputs, all with the same first axis n >= 1. They are read until
                 the answer is there.
             outputs: names of the outputs wanted; none for all.
-            budget_s: time within which the answer is of use; None for no limit.
-            alone: no other request is under way on this event loop. Then a request that takes 20 ms at most, by the
-                measured rate of a `steady` model, is computed on it while the inference thread rests.
-            urgent: it overtakes the requests that wait, but for urgent ones and those that have waited for 2 s.
+            budget_s: seconds within which the answer is useful; None for no limit.
+            alone: no other request is under way on this event loop. Then a request that takes at most 20 ms, by the
+                measured rate of a `steady` model, is computed on the loop while the inference thread is idle.
+            urgent: it overtakes waiting requests, except urgent ones and those that have waited for 2 s.
 
         Raises:
-            InvalidInput: inputs or outputs that are not the model's, or numbers that are none (NaN, infinity).
+            InvalidInput: inputs or outputs that the model does not have, or values that are not finite (NaN, infinity).
             TooLarge: more images than the whole queue may hold.
             Overloaded: the queue is full, or too long for this budget. Another node may have time for it.
             DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
@@ -398,7 +399,7 @@ class ModelRunner:
             raise
 
     def _runs_here(self, images: int) -> bool:
-        """True if a request that is alone may be computed on the event loop."""
+        """True if a request may be computed on the event loop, provided that no other one is under way."""
         idle = not (self._queue or self._thread.at_work)
         return idle and images <= self.max_batch_size and self._takes_a_moment(images)
 
@@ -573,7 +574,8 @@ class ModelRunner:
     # --- on the inference thread; `_run` and what it calls also on the event loop ---
 
     def due(self) -> float:
-        """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
+        """Time at which the next batch must start (`time.perf_counter`); infinity with an empty queue. Under the
+        lock."""
         if not self._queue:
             return math.inf
         job = self._queue.first()
@@ -711,7 +713,7 @@ class ModelRunner:
     def _run_model(
         self, inputs: Mapping[str, Array], names: Sequence[str], images: int
     ) -> tuple[dict[str, Array], list[ModelRun]]:
-        """The outputs of all images, in as many runs as `max_batch_size` asks for."""
+        """Return the outputs of all images, computed in runs of at most `max_batch_size` images."""
         step = self.max_batch_size
         pieces: list[dict[str, Array]] = []
         runs: list[ModelRun] = []

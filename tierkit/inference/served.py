@@ -35,7 +35,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 Guard = Callable[[InferRequest], Awaitable[None]]
-"""Raises a TerraceError where a request that fits the model shall not be answered all the same."""
+"""Raises a TerraceError if a request that fits the model must not be answered."""
 
 
 class Engine(Protocol):
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why it computes nothing now; "" where it does. The node takes no tasks meanwhile."""
+        """Reason why it computes nothing now; "" if it does. The node takes no tasks meanwhile."""
         ...
 
     @property
@@ -101,12 +101,12 @@ class ServedModels:
     """The models of a node, loaded by the service: this package knows no way to load any."""
 
     ready: Sequence[Model]
-    """At least one, of distinct names; loaded."""
+    """Loaded models of distinct names, at least one."""
     standby: Mapping[str, Sequence[Model]] = field(default_factory=dict)
     """Models that load themselves with the first request for them, by the name of the one in `ready` as whose equals in
     speed they are offered."""
     guards: Mapping[str, Guard] = field(default_factory=dict)
-    """By model name, for those whose requests are looked at before they are computed."""
+    """Guards by model name, called with a request before it is computed."""
     engine: Engine | None = None
     """Computes them; None: the node's own process."""
 
@@ -148,7 +148,7 @@ class ReleaseParts:
     """All of them, beginning with the network that answers by default."""
     encoders: tuple[EncoderOffer, ...] = ()
     served: ServedModels
-    """Those that were not loaded before; `ready` may be empty, and `standby` may name a model loaded before."""
+    """Models that were not loaded before; `ready` may be empty, and `standby` may name a model loaded before."""
     heads: Sequence[Model] = ()
     """Heads of the encoders that were not loaded before."""
 
@@ -163,9 +163,9 @@ class Substitutes:
 
     served: Callable[[ServedModels], ServedModels] = _unchanged
     head: Callable[[Model], Model] = _unchanged
-    """For each head of an encoder that the node holds."""
+    """Applied to each head of an encoder that the node holds."""
     middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
-    """That the node's own requests pass."""
+    """Middlewares that the node's own requests pass through."""
 
 
 NO_SUBSTITUTES = Substitutes()

@@ -27,7 +27,7 @@ class ModelRun(NamedTuple):
 
 
 class BatchRecord(Struct, frozen=True, kw_only=True):
-    """What the requests that were computed together cost; seconds."""
+    """Cost of the requests that were computed together, in seconds."""
 
     queue_s: Sequence[float]
     """One entry for each request of the batch: from its arrival to the start of the batch."""
@@ -39,7 +39,7 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     """Dividing the outputs among the requests."""
     images: int
     infer_s: float
-    """In the model."""
+    """Seconds in the model."""
     compute_s: float
     """The same as if the batch had all cores of the node."""
 
@@ -61,7 +61,7 @@ class _Durations(defaultdict[str, list[float]]):
 
 
 class ModelStatistics:
-    """Since the model was ready."""
+    """Statistics since the model was ready."""
 
     def __init__(self) -> None:
         self.images = 0

@@ -18,7 +18,7 @@ __all__ = ["InferenceThread", "Runner"]
 
 
 class Runner(Protocol):
-    """What has batches to run; its queue is guarded by the thread's `lock`."""
+    """A producer of batches; the thread's `lock` guards its queue."""
 
     @property
     def divisible(self) -> bool:

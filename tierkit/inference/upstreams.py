@@ -1,4 +1,4 @@
-"""Where a request may go on to: the upstream nodes that its sender names, checked. Pure."""
+"""The upstream nodes that a request names, read from its header and checked. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def read_upstreams(header: str | None) -> tuple[Upstream, ...]:
-    """The upstream nodes that a request names, in the order in which to try them.
+    """Return the upstream nodes that a request names, in the order in which to try them.
 
-    A node sends a user's pixels to these URLs because its caller says so. The list is therefore short, and its URLs
-    say plainly where they lead; `forbidden_url` pins them.
+    A node sends a user's pixels to these URLs because its caller asks for it. The list is therefore short, and its URLs
+    are plain; `forbidden_url` restricts them.
 
     Args:
-        header: value of `UPSTREAM_HEADER`; None and "[]" mean that the coarse answer alone is wanted.
+        header: value of `UPSTREAM_HEADER`; None and "[]" ask only for the coarse answer.
 
     Raises:
         InvalidInput: it cannot be read, or names too many nodes or an end device, or a URL is not a plain http(s) one.
@@ -54,7 +54,7 @@ _remembered = lru_cache(_MAX_REMEMBERED)(_read)
 
 def forbidden_url(upstream: Upstream, allowed: Sequence[str]) -> str | None:
     """The URL of this upstream node, or of the node that encodes for it, to which a node with the list
-    `allowed_upstreams` sends nothing; None where it may send to both."""
+    `allowed_upstreams` sends nothing; None if it may send to both."""
     urls = (upstream.url, *(() if upstream.relay is None else (upstream.relay.url,)))
     return next((url for url in urls if not is_allowed(url, allowed)), None)
 

@@ -22,7 +22,7 @@ _DIGESTS = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{64})?")
 _MOST_GONE = 64
 
 _CLOSE_BUDGET_S = 60.0
-"""For the requests that use a version which is taken away."""
+"""Seconds for requests that still use a version which is taken away."""
 
 
 class UseCount:
@@ -94,7 +94,7 @@ class Gone:
         self.images_computed = 0
         self.answered_images: dict[str, int] = defaultdict(int)
         self.refused_requests: dict[str, int] = defaultdict(int)
-        """By share."""
+        """Refused requests by share."""
 
     def add(self, runner: ModelRunner) -> None:
         """Count what a runner has counted."""
@@ -138,7 +138,7 @@ class Versions:
         return self._order[0]
 
     def __iter__(self) -> Iterator[Version]:
-        """Those that requests can find, by their order."""
+        """Versions that requests can find, in their order."""
         return iter(self._order)
 
     @property

@@ -1,1 +1,1 @@
-"""What stands on the wire: messages between services, answer streams, the Open Inference Protocol. No I/O."""
+"""Wire formats: messages between services, answer streams and the Open Inference Protocol. No I/O."""

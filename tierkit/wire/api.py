@@ -1,4 +1,4 @@
-"""What the job API answers: the scheduler makes these values and writes them as JSON, the client reads them.
+"""Answers of the job API: the scheduler writes these values as JSON, and the client reads them.
 
 A client may be older or newer than its scheduler. So unknown fields are ignored here (the services among themselves
 refuse them, see `tierkit.wire.messages`), and fields that came later have a default.
@@ -51,7 +51,7 @@ class _Value(BaseModel):
 
 
 class Sent(_Value):
-    """In which form the images of a task went to an upstream node, and what that cost."""
+    """Form in which the images of a task went to an upstream node, and its cost."""
 
     form: str
     """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""
@@ -73,7 +73,7 @@ class CoarseAnswer(_Value):
     model: str = ""
     """Name of the network that answered."""
     sha256: str = ""
-    """Of that network; "" in results of an older Terrace."""
+    """sha256 of that network; "" in results of an older Terrace."""
     ms: float | None = None
     """From the dispatch of the picture's task to the moment this answer reached the scheduler; None in observations."""
 
@@ -87,15 +87,15 @@ class FineAnswer(_Value):
     coarse_index: int
     coarse_label: str
     coarse_confidence: float | None = None
-    """Of that superclass; None in results of an older Terrace."""
+    """Confidence in that superclass; None in results of an older Terrace."""
     node: str
     tier: Tier
     model: str = ""
     """Name of the network that answered."""
     sha256: str = ""
-    """Of that network, or of the encoder's tail that answered; "" in results of an older Terrace."""
+    """sha256 of that network, or of the encoder's tail if that answered; "" in results of an older Terrace."""
     ms: float | None = None
-    """As in `CoarseAnswer`."""
+    """From the dispatch of the picture's task to the moment this answer reached the scheduler; None in observations."""
     sent: Sent | None = None
     """The form in which the picture went up, and what that cost; None if other images of its task went with it."""
 
@@ -112,9 +112,9 @@ class PictureAnswers(_Value):
     answered_by: Tier | None = None
     """The tier whose answer stands; None while that is open, and where there is none."""
     fallback: str | None = None
-    """Why the coarse (or a lower tier's) answer stands for a finer one."""
+    """Reason why the coarse (or a lower tier's) answer is final instead of a finer one."""
     damaged: str | None = None
-    """What is wrong with the file: it has no answer, or one from what can be decoded of it (on_bad_input=answer)."""
+    """Fault of the file. It then has no answer, or one from the part that can be decoded (on_bad_input=answer)."""
 
     @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation has it
     @property
@@ -126,7 +126,7 @@ class PictureAnswers(_Value):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def confidence(self) -> float | None:
-        """Of that answer."""
+        """Confidence of that answer."""
         answer = self.fine or self.coarse
         return answer.confidence if answer else None
 
@@ -139,7 +139,7 @@ class ImageResult(PictureAnswers):
     not_escalated: bool = False
     """True if its answer stands because it was sure: the image was not sent further up."""
     error: str | None = None
-    """Why there is no answer."""
+    """Reason why there is no answer."""
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
@@ -147,11 +147,11 @@ class ImageResult(PictureAnswers):
     request_id: str | None = None
     """Names this image in the logs of all services."""
     trace_id: str | None = None
-    """Of the trace that its job belongs to."""
+    """Id of the trace that its job belongs to."""
 
 
 class NodeShare(_Value):
-    """How many of a job's images one node answered."""
+    """Number of a job's images that one node answered."""
 
     tier: Tier
     coarse_images: int = 0
@@ -159,7 +159,7 @@ class NodeShare(_Value):
 
 
 class SentShare(_Value):
-    """What went to upstream nodes in one form, for the answers that came."""
+    """Data sent to upstream nodes in one form; only answered requests count."""
 
     tasks: int
     """Answers of upstream nodes; one per task and tier."""
@@ -184,20 +184,21 @@ class DamagedImage(_Value):
 
 
 class Job(_Value):
-    """A job as the scheduler last told of it. Accuracies are None without labels, latencies None before an answer; an
-    image's latency counts from the dispatch of its task to the moment the answer reached the scheduler."""
+    """A job as the scheduler last reported it. Without labels, accuracies are null; before an answer, latencies are
+    null. The latency of an image counts from the dispatch of its task to the moment the answer reached the scheduler.
+    """
 
     id: str
     name: str | None = None
     owner: str | None = None
-    """Name of the token that submitted it; None where none was asked for."""
+    """Name of the token that submitted it; None if none was asked for."""
     site: str | None = None
     """The site where it runs; None: anywhere."""
     release: str | None = None
     """NAME@NUMBER of the release whose networks answer it; None in jobs of an older Terrace."""
     state: JobState
     reason: str = ""
-    """Why it waits, failed or misses answers; "" when all is well."""
+    """Reason why it waits, failed or misses answers; "" when all is well."""
     scheme: Scheme
     privacy: Privacy | None = None
     images: int
@@ -209,7 +210,7 @@ class Job(_Value):
     failed_images: int = 0
     """Images without any answer; of a running job, those given up so far."""
     damaged_images: int = 0
-    """Of these, the ones that cannot be read."""
+    """Unanswered images that cannot be read."""
     damaged_answered: int = 0
     """Images that are answered from what can be decoded of a damaged file."""
     damaged: tuple[DamagedImage, ...] = ()
@@ -236,25 +237,25 @@ class Job(_Value):
     fine_accuracy: float | None = None
     coarse_from_fine_accuracy: float | None = None
     final_coarse_accuracy: float | None = None
-    """Of the superclasses of the answers that stand."""
+    """Accuracy of the superclasses of the final answers."""
     coarse_p50_ms: float | None = None
     coarse_p99_ms: float | None = None
     fine_p50_ms: float | None = None
     fine_p99_ms: float | None = None
     sent: Mapping[str, SentShare] = Field(default_factory=dict)
-    """What went to upstream nodes for the answers that came, by its form: pixels, conv1 or bottleneck. Attempts that
-    failed are not counted."""
+    """Data sent to upstream nodes for the answers that arrived, by its form: pixels, conv1 or bottleneck. Failed
+    attempts are not counted."""
     by_node: Mapping[str, NodeShare] = Field(default_factory=dict)
     mapping: Mapping[str, str] = Field(default_factory=dict)
     """Upstream node by end device, as last used."""
     resized_images: int = 0
     left_out: Mapping[str, int] = Field(default_factory=dict)
-    """Files in archives of the upload that are no pictures, by reason; only in the answer to the submission."""
+    """Files in archives of the upload that are not pictures, by reason; only in the answer to the submission."""
     flat: bool = False
     """True if all tiers answer the same classes. What is called coarse is then the first answer, of the end device, and
     what is called fine the one from above."""
     trace_id: str | None = None
-    """Of the trace that it belongs to; None in jobs of an older Terrace."""
+    """Id of the trace that it belongs to; None in jobs of an older Terrace."""
     policy: Mapping[str, Any] = Field(default_factory=dict)
 
     @property
@@ -276,7 +277,7 @@ class Attempt(_Value):
 
     task: int
     attempt: int
-    """From 1, in the order in which the attempts of this task began."""
+    """Number of the attempt, from 1, in the order in which the attempts of this task began."""
     first_image: int
     images: int
     node: str
@@ -287,14 +288,14 @@ class Attempt(_Value):
     stage: str = "all"
     """all | fine: whether the coarse answer was known already"""
     hedge: bool = False
-    """Made beside another attempt that took too long."""
+    """True if it was made because another attempt took too long."""
     outcome: str
     """running | ok | refused | unreachable | lost | error | fallback | rerouted | cancelled | late (jobs.md)"""
     reason: str = ""
     started_at: datetime
     ended_at: datetime | None = None
     ms: float | None = None
-    """From its start to its end."""
+    """Milliseconds from its start to its end."""
 
 
 class AttemptPage(_Value):
@@ -306,7 +307,7 @@ class AttemptPage(_Value):
 
 
 class Decision(_Value):
-    """Why a task was sent where it was."""
+    """Node chosen for a task, and the reason."""
 
     task: int
     attempt: int
@@ -315,7 +316,7 @@ class Decision(_Value):
     """The upstream node that the device was to ask first."""
     why: str
     outcome: str
-    """What came of it, as in `Attempt`."""
+    """Outcome of the attempt; for the values, see `Attempt`."""
     started_at: datetime
 
 
@@ -326,7 +327,7 @@ class Explanation(_Value):
     scheme: Scheme
     state: JobState
     now: str
-    """Why nothing of it is sent at the moment; "" while tasks go, and at the end."""
+    """Reason why nothing of it is sent at the moment; "" while tasks go, and at the end."""
     decisions: tuple[Decision, ...]
     next_cursor: str | None = None
     """For the next page; None on the last one."""
@@ -342,7 +343,7 @@ class Device(_Value):
     """The place to which it belongs; None: no site."""
     health: Health
     reason: str = ""
-    """Why the failure detector thinks so."""
+    """Reason why the failure detector thinks so."""
     trusted: bool | None = None
     """True if it may see pixels, by the scheduler's own list."""
     incarnation: str = ""
@@ -351,7 +352,7 @@ class Device(_Value):
     network: str = ""
     """The model that tasks ask it for."""
     accuracy: float | None = None
-    """Of that network's own answers, on the images that the model set was measured on; None where unknown."""
+    """Accuracy of that network's own answers on the images that the model set was measured on; None if unknown."""
     outstanding: int = 0
     """Tasks that the scheduler has given it."""
     in_flight: int = 0
@@ -398,7 +399,7 @@ class SiteNow(_Value):
     images_per_s: float = 0.0
     """Images that its nodes answered in the last seconds."""
     n_map: int | None = None
-    """End devices for each of its edge nodes (Eq. 4); None where there is none to compute it for."""
+    """End devices for each of its edge nodes (Eq. 4); None if there is none to compute it for."""
     theta_cloud: float | None = None
     """Share of its tasks for which its edge nodes have no place (Eq. 5)."""
     cloud_share: float | None = None
@@ -428,7 +429,7 @@ class _Results(_Value):
     task: int = 0
     first_index: int = 0
     sent: tuple[Sent, ...] = ()
-    """Of each tier that answered."""
+    """Data sent upstream, by tier that answered."""
 
 
 class CoarseResults(_Results):
@@ -468,6 +469,6 @@ def parse(kind: type[T], data: bytes | str) -> T:
         first = exc.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "body"
         raise InvalidAnswer(
-            f"the scheduler sent an answer that is no {kind.__name__}: {place}: {first['msg']}"
+            f"the scheduler sent an answer that is not a {kind.__name__}: {place}: {first['msg']}"
         ) from exc
     return value

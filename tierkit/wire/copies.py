@@ -35,13 +35,13 @@ class CopyReport(_Message):
     got: bool = False
     """It has the file now."""
     bytes_per_s: Rate = 0.0
-    """At which the last copy came."""
+    """Speed of the last copy."""
     bytes_from_nodes: Annotated[int, Field(ge=0, le=2**40)] = 0
     """Bytes of the file that other nodes have sent, with `got`."""
     ended: bool = False
     """It needs the file no longer, or fetches it from the scheduler outside the tree."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
-    """Why a copy ended early: the source sent wrong bytes, lacks what it said that it had, or is gone."""
+    """Reason why a copy ended early: the source sent wrong bytes, lacks bytes that it offered, or is gone."""
     failed_source: NodeUrl | None = None
     """The source of that copy; null for the scheduler."""
     waits: bool = True
@@ -49,7 +49,7 @@ class CopyReport(_Message):
 
 
 class CopyAnswer(_Message):
-    """From whom the node gets the file."""
+    """Source from which the node gets the file."""
 
     key: Annotated[str, Field(pattern=r"^[\w-]{1,100}$", repr=False)]
     """Opens the files of networks at nodes that pass them on to this one, and is asked for by this one."""

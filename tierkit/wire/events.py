@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 Name = Annotated[str, Meta(max_length=63)]
-"""Of a node that the reader knows: it is compared, which is quicker than to look for a pattern."""
+"""Name of a node that the reader knows. The reader compares it, which is faster than matching a pattern."""
 Named = Annotated[str, Meta(pattern=NODE_ID_PATTERN.replace("$", r"\Z"))]
-"""Of a node that the reader need not know. Python's `$` would let a line break follow."""
+"""Name of a node that the reader need not know. Python's `$` would accept a line break at the end."""
 # Bounds on all numbers and texts: sums and averages of what nodes say must be numbers as well.
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(gt=0, le=2**31 - 1)]
@@ -50,7 +50,7 @@ Id = Annotated[str, Meta(max_length=128)]
 ModelName = Annotated[str, Meta(max_length=120)]
 Detail = Annotated[str, Meta(max_length=16 * 1024)]
 Digest = Annotated[str, Meta(max_length=64)]
-"""sha256 of a network; it is compared with the one that was asked for."""
+"""sha256 of a network; it is compared with the requested sha256."""
 Confidence = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -61,7 +61,7 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
 class _Event(_Message, frozen=True, tag_field="event"):
     @property
     def event(self) -> str:
-        """What the line says of itself."""
+        """Kind of the event, as the line gives it."""
         return str(self.__struct_config__.tag)
 
 
@@ -92,31 +92,31 @@ class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
     node_id: Name
     model: ModelName
     sha256: Digest = ""
-    """Of the network that answered; "" in results of an older Terrace."""
+    """sha256 of the network that answered; "" in results of an older Terrace."""
     labels: tuple[Count, ...]
     confidences: tuple[Confidence, ...]
     queue_ms: Duration
     compute_ms: Duration
-    """Of the whole batch."""
+    """Compute time of the whole batch."""
     batch_images: Positive | None = None
-    """Images of the batch that the task was computed in; None where the node does not say."""
+    """Images of the batch that the task was computed in; None if the node does not say."""
     unsure: tuple[Count, ...] | None = None
-    """Positions of the images that go up by the first stage's threshold, rising; None where there is none."""
+    """Positions of the images that go up by the first stage's threshold, rising; None if there is none."""
     damaged: tuple[Damage, ...] = ()
     """The images that have no answer, rising; their labels and confidences are 0, here and in the fine answer."""
 
 
 class UpperTiming(_Message, frozen=True, kw_only=True):
-    """How long a task waited in an upstream node, and how long its batch was computed there."""
+    """Milliseconds that a task waited in an upstream node, and that its batch was computed there."""
 
     queue_ms: Duration
     compute_ms: Duration
-    """Of the whole batch."""
+    """Compute time of the whole batch."""
     batch_images: Positive
 
 
 class Sent(_Message, frozen=True, kw_only=True):
-    """In which form images went to an upstream node, and what that cost."""
+    """Form in which images went to an upstream node, and its cost."""
 
     form: Annotated[str, Meta(max_length=32)]
     """`pixels`, or the kind of the encoder whose features went there."""
@@ -138,23 +138,23 @@ class WrongAnswer(_Message, frozen=True, kw_only=True):
 
 
 class UpstreamAnswer(_Message, frozen=True, kw_only=True):
-    """What one upstream node answered: one class per image, and the superclass that its probabilities add up to."""
+    """Answer of one upstream node: one class per image, and the superclass that its probabilities add up to."""
 
     node_id: Name
     tier: Tier
     model: ModelName
     sha256: Digest = ""
-    """Of the network that answered; "" in results of an older Terrace."""
+    """sha256 of the network that answered; "" in results of an older Terrace."""
     labels: tuple[Count, ...]
     confidences: tuple[Confidence, ...]
     coarse_labels: tuple[Count, ...]
     coarse_confidences: tuple[Confidence, ...]
     round_trip_ms: Duration
     timing: UpperTiming | None = None
-    """What the upstream node says of its own part in `round_trip_ms`; None where it says nothing."""
+    """The upstream node's share of `round_trip_ms`, as it reports it; None if it does not."""
     sent: Sent | None = None
     wrong: tuple[WrongAnswer, ...] = ()
-    """Of the nodes that were asked before it."""
+    """Wrong answers of the nodes that were asked before it."""
 
 
 class FineEvent(_Event, UpstreamAnswer, tag="fine", frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ class StageLoss(_Message, frozen=True, kw_only=True):
     detail: Detail
     tried: tuple[Named, ...]
     wrong: tuple[WrongAnswer, ...] = ()
-    """Of those that were tried."""
+    """Wrong answers of the nodes that were tried."""
 
 
 class RoutedEvent(_Event, tag="routed", frozen=True, kw_only=True):
@@ -191,20 +191,20 @@ class RoutedEvent(_Event, tag="routed", frozen=True, kw_only=True):
 
     task_id: Id
     answers: tuple[StageAnswer, ...]
-    """By tier, rising."""
+    """Answers by tier, rising."""
     losses: tuple[StageLoss, ...]
-    """By tier, rising."""
+    """Losses by tier, rising."""
 
 
 class FallbackEvent(_Event, tag="fallback", frozen=True, kw_only=True):
-    """In place of the fine answer: the coarse one stands, and this is why."""
+    """Sent instead of the fine answer: the coarse answer is final. `reason` gives the cause."""
 
     task_id: Id
     reason: FallbackReason
     detail: Detail
     tried: tuple[Named, ...]
     wrong: tuple[WrongAnswer, ...] = ()
-    """Of those that were tried."""
+    """Wrong answers of the nodes that were tried."""
 
 
 class ErrorEvent(_Event, tag="error", frozen=True, kw_only=True):
@@ -232,10 +232,10 @@ def _reader(kind: Any) -> Callable[[str], Any]:
 
 
 read_event: Callable[[str], TaskEvent] = _reader(TaskEvent)
-"""Reads one line of an answer stream. Raises ValueError where it is none."""
+"""Reads one line of an answer stream. Raises ValueError if it is not an event."""
 
 read_sent: Callable[[str], Sent] = _reader(Sent)
-"""Reads what a node says of what it sent on. Raises ValueError where it does not say that."""
+"""Reads a node's report of the data that it sent upstream. Raises ValueError if it is not one."""
 
 
 def written(message: TaskEvent | Sent) -> bytes:

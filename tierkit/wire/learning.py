@@ -69,11 +69,11 @@ class KeptState(_Value):
     size_bytes: int = 0
     """Limit on `bytes`."""
     reason: str = ""
-    """Why no picture is kept now."""
+    """Reason why no picture is kept now."""
     personal: bool = False
     """True if a personal head answers the pictures of its sources."""
     personal_reason: str = ""
-    """Why the newest personal head is not used."""
+    """Reason why the newest personal head is not used."""
 
 
 class NodeLearning(_Value):
@@ -109,7 +109,7 @@ class LabelOfPerson(_Value):
     classes: str
     """Digest of the class names."""
     by: str | None = None
-    """Name of a token; None where no token was asked for."""
+    """Name of a token; None if no token was asked for."""
     at: float
     """Seconds since 1970."""
 
@@ -147,12 +147,12 @@ class Improvement(_Value):
     figures: Annotated[dict[FigureName, Figure], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""
     reason: Annotated[str, Field(max_length=500)] = ""
-    """Why it is paused, was refused, or has failed."""
+    """Reason why it is paused, was refused, or has failed."""
     new_release: ReleaseRef | None = None
     created_at: Annotated[datetime, BeforeValidator(_no_number)] | None = None
-    """When the scheduler first heard of it; the scheduler fills this in."""
+    """Time at which the scheduler first heard of it; the scheduler fills this in."""
     told_at: Annotated[datetime, BeforeValidator(_no_number)] | None = None
-    """When the scheduler last heard of it; the scheduler fills this in."""
+    """Time at which the scheduler last heard of it; the scheduler fills this in."""
     by: Annotated[str, Field(max_length=128)] | None = None
     """Name of the token; the scheduler fills this in."""
 

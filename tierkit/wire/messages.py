@@ -1,9 +1,9 @@
-"""Messages between Terrace's own services, as they stand on the wire (JSON, UTF-8).
+"""Messages between Terrace's own services (JSON, UTF-8).
 
 Tensors travel in the Open Inference Protocol (`tierkit.wire.oip`), and answers to tasks as lines
-(`tierkit.wire.events`); everything else that services say to each other is here: registration and heartbeats (node to
-scheduler), and the route of a task (scheduler to end node, in a header). Unknown fields are refused, so that a misspelt
-field is an error at once and not a silent default.
+(`tierkit.wire.events`). All other messages between services are here: registration and heartbeats (node to scheduler),
+and the route of a task (scheduler to end node, in a header). Unknown fields are refused, so that a misspelt field is an
+error at once and not a silent default.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ BUDGET_HEADER = "Terrace-Budget-Ms"
 """Milliseconds left for this request when it was sent. Remaining time, not a point in time: clocks differ."""
 
 UPSTREAM_HEADER = "Terrace-Upstream"
-"""JSON list of `Upstream`, in the order in which the end node shall try them; absent or [] for coarse only."""
+"""JSON list of `Upstream`, in the order in which the end node must try them; absent or [] for coarse only."""
 
 PRIORITY_HEADER = "Terrace-Priority"
 """`INTERACTIVE`: a person waits for the answer, so the request overtakes batch work in each node's queue."""
@@ -83,14 +83,14 @@ STAGE_HEADER = "Terrace-Stage"
 """`fine`: the coarse answer is known, so the end node only asks the upstream nodes; absent or `all`: both stages."""
 
 ESCALATION_HEADER = "Terrace-Escalation"
-"""JSON list of `Stage`, from the lowest: only those images go up a tier of which the answer below is unsure. The nodes
-to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go to the first of these that answers."""
+"""JSON list of `Stage`, from the lowest tier: only images whose answer below is unsure go up to it. The node asks the
+nodes of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go to the first of these that answers."""
 
 ENCODED_HEADER = "Terrace-Encoded"
 """JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upstream node."""
 
 NAME_HEADER = "Terrace-Name"
-"""Of a part of a form: the name of its file, percent-encoded, where `filename` cannot hold it."""
+"""Percent-encoded file name of a part of a form, if `filename` cannot hold it."""
 
 NODE_HEADER = "Terrace-Node"
 """Id of the node that speaks to the scheduler. It proves nothing: it lets the scheduler say on its list which node it
@@ -178,7 +178,7 @@ NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
 """Bearer token of one node process; a secret. Empty: it asks for none."""
 
 NoiseKey = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", repr=False)]
-"""Of the noise that encoders add to a job's images; a secret of those that get the pixels."""
+"""Key of the noise that encoders add to a job's images; a secret of the nodes that get the pixels."""
 
 _PLAIN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
 
@@ -195,7 +195,7 @@ def checked_model_name(value: str) -> str:
 ModelName = Annotated[
     str, AfterValidator(checked_model_name), Field(json_schema_extra={"pattern": _PLAIN_NAME_PATTERN})
 ]
-"""As in the manifest: of a network, or of an encoder's tail."""
+"""Name of a network, or of an encoder's tail, in the manifest."""
 
 EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
@@ -204,7 +204,7 @@ EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 # Bounds on all numbers, as in `tierkit.wire.events`: what others work out from them must be numbers as well.
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Total = Annotated[int, Field(ge=0, le=2**53)]
-"""Since the start of a process; JSON of other languages holds no larger whole number."""
+"""Count since the start of a process. JSON of other languages holds no larger whole number."""
 Period = Annotated[float, Field(gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
 MAX_ALLOWED_UPSTREAMS = 64
@@ -228,9 +228,9 @@ class ModelOffer(_Message):
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds. Of one
     copy of the network, where several compute side by side."""
     classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """`classes_digest` of the class names of its answers; "" where it says nothing of them."""
+    """`classes_digest` of the class names of its answers; "" if it says nothing of them."""
     reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Digest of how it reads pictures; "" where it takes none, or says nothing of that."""
+    """Digest of how it reads pictures; "" if it takes none, or says nothing of that."""
 
 
 class EncoderOffer(_Message):
@@ -250,7 +250,7 @@ def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
 
 
 class ReleaseTrouble(_Message):
-    """Why a node cannot hold a release."""
+    """Release that a node cannot hold, with the reason."""
 
     release: Annotated[int, Field(ge=1, le=10**9)]
     kind: Literal["room", "unusable", "unreachable"]
@@ -267,7 +267,7 @@ class Registration(_Message):
     """Fresh at each start of the process; work given to an older incarnation is void."""
     tier: Tier
     url: NodeUrl
-    """Where the scheduler and other nodes reach this node."""
+    """URL at which the scheduler and other nodes reach this node."""
     site: SiteName | None = None
     """The place to which it belongs; its pictures stay there unless the scheduler's `share` says otherwise. None: no
     site, or the one of its token."""
@@ -277,7 +277,7 @@ class Registration(_Message):
     """True if it gets its networks from the scheduler: it loads the networks of the releases in `RELEASES_HEADER`,
     and registers again with them under the same incarnation."""
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
-    """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
+    """Encoders that it can run for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
     images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
@@ -317,12 +317,12 @@ class Heartbeat(_Message):
     running_images: Count = 0
     """Images of the batch that is being computed."""
     images_done: Total
-    """Since the node started; a count that stands still under load shows a node that makes no progress."""
+    """Images computed since the node started; a count that does not rise under load shows a node without progress."""
     draining: bool = False
     """It takes no tasks now: it shuts down, an operator has unloaded a model of it, or what computes its models is
     away."""
     replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """How many copies of its models compute side by side now; the speeds that it registered with are those of one."""
+    """Copies of its models that compute side by side now. The speeds in its registration are for one copy."""
     troubles: Annotated[tuple[ReleaseTrouble, ...], Field(max_length=8)] = ()
     """Releases in `RELEASES_HEADER` that it cannot hold. It tries again, more and more rarely."""
 
@@ -336,7 +336,7 @@ class Encoding(_Message):
     """Digests of both parts: features of one version never meet the tail of another."""
     form: FeatureForm = FeatureForm.UINT8
     noise_key: NoiseKey = ""
-    """The same key adds the same noise to an image. Empty: the node takes a key of its own."""
+    """The same key adds the same noise to an image. Empty: the node chooses a key."""
 
 
 class Relay(_Message):
@@ -355,7 +355,7 @@ class Upstream(_Message):
     tier: UpperTier
     model: ModelName
     sha256: Sha256 | None = None
-    """Of that model: another version of it must not answer. None: any may; the scheduler always names one."""
+    """sha256 of that model; another version of it must not answer. None: any may. The scheduler always sets it."""
     reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """`ModelOffer.reading` of that version. "": the node's choice, if it has two that differ in nothing else."""
     encoding: Encoding | None
@@ -381,8 +381,8 @@ class Stage(_Message):
     spare: bool = True
     """True if the images that the stage before this one should have answered, but did not, go up as well."""
     only: tuple[Count, ...] | None = None
-    """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
-    answer that it has already. None: as `below` says."""
+    """Positions of the images that go up, in rising order, if the sender knows them: `CoarseEvent.unsure` of the answer
+    that it already has. None: `below` decides."""
 
 
 class DeviceRoute(_Message):
@@ -392,7 +392,7 @@ class DeviceRoute(_Message):
     version: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     """Changes with anything in it."""
     upstreams: tuple[Upstream, ...]
-    """In the order in which they are asked."""
+    """Upstream nodes in the order in which they are asked."""
     stages: tuple[Stage, ...] = ()
     """Tiers to which unsure pictures go, one after the other, with their thresholds. Empty: there are no thresholds for
     the network of this device."""

@@ -96,8 +96,8 @@ class Observation(_Message, frozen=True, kw_only=True):
     local: LocalAnswer | None = None
     """None: the picture cannot be read."""
     release: Count = 0
-    """Number of the release that gave the local answer; 0: none, on a node with networks of its own or from a personal
-    head."""
+    """Number of the release that gave the local answer; 0: none, on a node with its own networks or for the answer of a
+    personal head."""
     finer: FinerAnswer | None = None
     unsure: bool = False
     """True if the local answer is below the threshold of the route."""
@@ -106,7 +106,7 @@ class Observation(_Message, frozen=True, kw_only=True):
     audit: bool = False
     """True if the local answer is sure, and the device wants one from above all the same, to compare them."""
     reason: Text = ""
-    """Why there is no better answer, although one was wanted; or why the picture cannot be read."""
+    """Reason why there is no better answer, although one was wanted; or why the picture cannot be read."""
 
 
 class Gap(_Message, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class ReportedSource(_Message, frozen=True, kw_only=True):
     state: Annotated[str, Meta(max_length=16)]
     """starting, running, paused, finished, or waiting after a failure."""
     reason: Text = ""
-    """Why it does not run."""
+    """Reason why it does not run."""
 
 
 class KeptReport(_Message, frozen=True, kw_only=True):
@@ -142,11 +142,11 @@ class KeptReport(_Message, frozen=True, kw_only=True):
     size_bytes: Bytes = 0
     """Limit on `bytes`."""
     reason: Text = ""
-    """Why no picture is kept now."""
+    """Reason why no picture is kept now."""
     personal: bool = False
     """True if a personal head answers the pictures of its sources."""
     personal_reason: Text = ""
-    """Why the newest personal head is not used."""
+    """Reason why the newest personal head is not used."""
 
 
 class DeviceStatus(_Message, frozen=True, kw_only=True):
@@ -190,8 +190,8 @@ class ObservationBatch(_Message, frozen=True, kw_only=True):
 
 
 class Behind(_Message, frozen=True, kw_only=True):
-    """Where the numbers of a source go back. The device gives its observations from `first` on new numbers, above
-    `highest`, and sends them again."""
+    """The point at which the numbers of a source go back. The device gives its observations from `first` on new
+    numbers, above `highest`, and sends them again."""
 
     first: SequenceNumber
     """The lowest number that the scheduler has for another picture. From there on nothing was stored."""

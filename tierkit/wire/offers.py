@@ -79,7 +79,7 @@ class StartedRun(Message):
     over: Annotated[bool, Field(strict=True)] = False
     """True if the host is free again."""
     error: Annotated[str, Field(max_length=2000)] | None = None
-    """Why there is no run, or why it ended."""
+    """Reason why there is no run, or why it ended."""
 
 
 def _different(networks: Sequence[OfferedNetwork]) -> Sequence[OfferedNetwork]:
@@ -120,7 +120,7 @@ class HostOffer(Message):
 
 
 class OfferOrders(Value):
-    """The run to start now; null for none. Repeated until the host reports it as `latest`."""
+    """The run to start now; null for none. Repeated until the host reports it in its `latest` field."""
 
     start: OfferedStart | None = None
 
@@ -130,7 +130,7 @@ class Offer(Value):
 
     id: str
     owner: str | None = None
-    """Name of the token of its host; None where none was asked for."""
+    """Name of the token of its host; None if none was asked for."""
     host: str
     networks: tuple[OfferedNetwork, ...]
     strategies: tuple[str, ...]

@@ -43,7 +43,7 @@ DEFAULT_FOR_S = 7200.0
 
 
 class ReleaseState(StrEnum):
-    """What a release is to the fleet now."""
+    """State of a release in the fleet."""
 
     READY = "ready"
     """It has never been started."""
@@ -143,13 +143,13 @@ class GuardNow(_Value):
 
     name: GuardName
     limit: float
-    """agreement: the least ratio of the agreement of the new release to the agreement of the old one. p99: the largest
-    ratio of their 99th percentiles of milliseconds per image. errors: the largest share of failed attempts."""
+    """For `agreement`, the least ratio of the new release's agreement to the old one's. For `p99`, the largest ratio of
+    their 99th percentiles of milliseconds per image. For `errors`, the largest share of failed attempts."""
     old: float | None = None
     """Figure of the release in force in the same period: agreement from 0 to 1, milliseconds per image, or share."""
     new: float | None = None
     value: float | None = None
-    """What is compared with the limit."""
+    """Value that is compared with the limit."""
     low: float | None = None
     high: float | None = None
     """Confidence interval of `value`."""
@@ -182,7 +182,7 @@ class Rollout(_Value):
     elapsed_s: float = 0.0
     """Seconds of the trial so far."""
     extended: bool = False
-    """True if the trial goes on for as long again, because there was too little data."""
+    """True if the trial was extended by its own length, because there was too little data."""
     devices: tuple[str, ...] = ()
     """End devices that use the new release now, at most 100."""
     device_count: int = 0
@@ -194,7 +194,7 @@ class Rollout(_Value):
     started_by: str = ""
     ended_at: datetime | None = None
     reason: str = ""
-    """Why it ended, with the figures; or what it waits for."""
+    """Reason why it ended, with the figures; or what it waits for."""
 
 
 class ReleaseList(_Value):
@@ -237,7 +237,7 @@ class StartRequest(_Request):
 
 
 class Pruned(_Value):
-    """What was removed, or would be."""
+    """Releases and files that were removed, or would be."""
 
     releases: tuple[str, ...]
     files: tuple[str, ...]

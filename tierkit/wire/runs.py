@@ -53,7 +53,7 @@ _LARGEST_INTEGER = 2**53
 
 
 def _check_plain(value: Any, levels: int) -> None:
-    """True if every reader of JSON can read this value. Raises ValueError with the rule in words."""
+    """Check that every reader of JSON can read this value. Raises ValueError with the rule in words."""
     if levels < 0:
         raise ValueError(f"must not be nested more than {_MOST_NESTED} levels deep")
     if isinstance(value, str):
@@ -106,11 +106,11 @@ class RunWants(Message):
     """The workers that a run is for."""
 
     workers: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """How many; null for any number, 0 for a run of ranks, because it takes none."""
+    """Number of workers; null for any number, 0 for a run of ranks, because it takes none."""
     min_gflops: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second that each must do at least."""
     min_memory_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
-    """That each must have free at least."""
+    """Bytes of memory that each must have free at least."""
     kept: bool = False
     """True if they train on pictures that they have kept themselves."""
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
@@ -118,18 +118,18 @@ class RunWants(Message):
 
 
 class RunStart(Message):
-    """POST /v1/runs: a host begins a run, or goes on with it after a restart. Answered by a `Run`."""
+    """POST /v1/runs: a host begins a run, or continues it after a restart. Answered by a `Run`."""
 
     id: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
     """32 hex digits, chosen by the host."""
     network: Label
     strategy: Label
     config: SmallObject = Field(default_factory=dict)
-    """Any JSON object of at most 64 KiB, for people and workers."""
+    """Any JSON object of at most 64 KiB, to be read by people and workers."""
     url: NodeUrl
-    """Where workers reach the host."""
+    """URL at which workers reach the host."""
     more_urls: Annotated[tuple[NodeUrl, ...], Field(max_length=7)] = ()
-    """Where else, in the order in which workers try them after `url`."""
+    """Further URLs, in the order in which workers try them after `url`."""
     wants: RunWants = RunWants()
     steps: Annotated[int, Field(ge=1, le=2**53)]
     """Training steps of the whole run."""
@@ -138,23 +138,23 @@ class RunStart(Message):
 
 
 class WorkerCopies(Message):
-    """The training images of a worker that gets them from the run, in segments. Few bytes, for a host may have a
-    thousand such workers."""
+    """The training images of a worker that gets them from the run, in segments. The message is short because a host may
+    have a thousand such workers."""
 
     holds: Annotated[str, Field(max_length=100)]
     """Numbers of the segments that it has, such as "0-3, 7"; a long list is cut short."""
     has: Annotated[int, Field(ge=0, le=1024)]
-    """How many these are."""
+    """Number of segments that it has."""
     wants: Annotated[int, Field(ge=0, le=1024)]
-    """How many it is to have."""
+    """Number of segments that it is assigned."""
     serves: bool
     """True if others may copy from it."""
     segment: Annotated[int, Field(ge=0, lt=1024)] | None = None
-    """That it is copying."""
+    """Segment that it is copying."""
     source: Annotated[str, Field(max_length=63)] | None = None
     """The worker that it copies it from; "" for the host."""
     share: Share = 0.0
-    """How much of that copy is there."""
+    """Share of that copy that has arrived."""
 
 
 class WorkerReport(Message):
@@ -167,13 +167,13 @@ class WorkerReport(Message):
     bytes_sent: Total
     bytes_received: Total
     idle_s: Amount
-    """Since its host heard it last."""
+    """Seconds since its host heard it last."""
     left: bool = False
     """True if it has gone."""
     score: Share = 0.5
-    """How far its updates were like those of others."""
+    """Similarity of its updates to those that other workers sent, from 0 to 1."""
     standing: WorkerStanding = "active"
-    """True if they count."""
+    """Standing of the worker: the updates of a paused, dropped or quarantined worker do not count."""
     copies: WorkerCopies | None = None
     """Null for a worker that does not get its training images from the run."""
 
@@ -198,7 +198,7 @@ class RunReport(Message):
     done: Total
     """Steps whose updates are in the weights."""
     version: Total
-    """Of the weights."""
+    """Version of the weights."""
     loss: Finite | None = None
     accuracy: Share | None = None
     missing: Annotated[int, Field(ge=0, le=1_000)] | None = None
@@ -209,29 +209,29 @@ class RunReport(Message):
         tuple[WorkerReport, ...], Field(max_length=_MOST_WORKERS), AfterValidator(_different_workers)
     ] = ()
     result: SmallObject | None = None
-    """With the last report: any JSON object of at most 64 KiB."""
+    """Result in the last report: any JSON object of at most 64 KiB."""
     error: Annotated[str, Field(max_length=2000)] | None = None
-    """Why it failed."""
+    """Reason why it failed."""
 
 
 class RunOrders(Value):
-    """What the host of a run is to do."""
+    """Orders for the host of a run."""
 
     stop: bool
     """End the run, and say so in a last report."""
     coming: tuple[str, ...] = ()
     """Workers that were sent to this host in the last minute."""
     workers: Mapping[str, WorkerOrder] = Field(default_factory=dict)
-    """What operators want with some of its workers; told until a report says that it is so."""
+    """Orders of operators for some of its workers; repeated until a report shows that they are carried out."""
     revoked: tuple[str, ...] = ()
-    """Of the `tickets` in the report, those whose tokens are valid no more."""
+    """The `tickets` in the report whose tokens are not valid any more."""
 
 
 class WorkerOffer(Message):
     """POST /v1/matches: a worker asks for a run. Answered by a `RunMatch`."""
 
     name: NodeId
-    """Of the worker, in the run; with a token, one that the token is for."""
+    """Name of the worker in the run; with a token, one that the token allows."""
     run: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
     """The run that it chooses; null for the oldest that still wants workers."""
     gflops: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
@@ -249,7 +249,7 @@ class InvitationWish(Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Under how many names workers may come with it."""
+    """Number of names under which workers may come with it."""
     expires_s: Annotated[float, Field(gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
     """Valid for so long."""
 
@@ -258,7 +258,7 @@ class Invitation(Value):
     """A token of workers for one run; it is told this once."""
 
     name: NodeId
-    """Of the token; the names of its workers begin with it and "-"."""
+    """Name of the token; the names of its workers begin with it and "-"."""
     token: str = Field(pattern="^[A-Za-z0-9._~-]{16,512}$", repr=False)
     run: str
     uses: int
@@ -266,24 +266,24 @@ class Invitation(Value):
 
 
 class RunMatch(Value):
-    """The run that a worker is sent to. From then on it talks to the host alone."""
+    """The run that a worker is sent to. From then on it talks only to the host."""
 
     run: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
     network: str
     strategy: str
     urls: Annotated[tuple[NodeUrl, ...], Field(min_length=1)]
-    """Of the host, to be tried in this order."""
+    """URLs of the host, to be tried in this order."""
     config: Mapping[str, Any] = Field(default_factory=dict)
-    """As the host has told it."""
+    """Configuration of the run, from its host."""
     ticket: str = Field("", pattern="^[!-~]{0,512}$", repr=False)
-    """What the worker shows to the host, as the header Terrace-Ticket: good for this run and this name; "" where no
-    token was asked for."""
+    """Ticket that the worker shows to the host in the header Terrace-Ticket. It is good for this run and this name; ""
+    if no token was asked for."""
     ticket_s: float = 0.0
-    """For how long it is valid."""
+    """Seconds for which it is valid."""
 
 
 class RunWorker(Value):
-    """One worker of a run, as its host last told of it; counts are totals of the run."""
+    """One worker of a run, as its host last reported it; counts are totals of the run."""
 
     name: str
     updates: int
@@ -292,22 +292,22 @@ class RunWorker(Value):
     bytes_sent: int
     bytes_received: int
     idle_s: float
-    """Since its host heard it last."""
+    """Seconds since its host heard it last."""
     left: bool = False
     """True if it has gone; what it did stays."""
     score: float = 0.5
-    """From 0 to 1: how far its updates were like those of others."""
+    """Similarity of its updates to those that other workers sent, from 0 to 1."""
     standing: WorkerStanding = "active"
-    """True if they count: not those of who is paused, dropped or quarantined."""
+    """Standing of the worker: the updates of a paused, dropped or quarantined worker do not count."""
     wish: WorkerOrder | None = None
-    """What an operator wants with it, until its host has said that it is so."""
+    """An operator's order for it, until its host has reported that it is carried out."""
     copies: WorkerCopies | None = None
     """Null for a worker that does not get its training images from the run."""
 
 
 class CurvePoint(Value):
-    """Loss and accuracy at a moment of the run; null where the host has not measured since the point before. Counts are
-    totals of its workers; null where the report had no workers."""
+    """Loss and accuracy at a moment of the run; null if the host has not measured since the point before. Counts are
+    totals of its workers; null if the report had no workers."""
 
     at: datetime
     done: int
@@ -325,17 +325,17 @@ class RunSummary(Value):
 
     id: str
     owner: str | None = None
-    """Name of the token of its host; None where none was asked for."""
+    """Name of the token of its host; None if none was asked for."""
     network: str
     strategy: str
     state: RunState
     reason: str = ""
-    """Why it is interrupted, has stopped or failed; "" when all is well."""
+    """Reason why it is interrupted, has stopped or failed; "" when all is well."""
     steps: int
     done: int = 0
     """Steps whose updates are in the weights."""
     version: int = 0
-    """Of the weights."""
+    """Version of the weights."""
     loss: float | None = None
     """The latest that the host has told; so is `accuracy`."""
     accuracy: float | None = None
@@ -344,7 +344,7 @@ class RunSummary(Value):
     """Workers that must still be ready before the first work is handed out; null once it was."""
     created_at: datetime
     heard_at: datetime
-    """When its host last reported; of a run under way, to within some seconds after a change of the scheduler."""
+    """Time of the host's last report; for a run under way, accurate to some seconds after a change of the scheduler."""
     finished_at: datetime | None = None
 
 
@@ -353,29 +353,29 @@ class RunProgress(RunSummary):
 
     workers: tuple[RunWorker, ...] = ()
     point: CurvePoint | None = None
-    """What the latest report has measured; null where it has not."""
+    """Measurement in the latest report; null if it has none."""
 
 
 class Run(RunProgress):
     """All that is known of a training run."""
 
     url: str
-    """Where workers reach its host."""
+    """URL at which workers reach its host."""
     more_urls: tuple[str, ...] = ()
-    """Where else."""
+    """Further URLs of its host."""
     wants: RunWants = RunWants()
     config: Mapping[str, Any] = Field(default_factory=dict)
     curve: tuple[CurvePoint, ...] = ()
     """At most 500 points; of a long run the early ones are thinned out."""
     result: Mapping[str, Any] | None = None
-    """What the host has told with its last report."""
+    """Result in the host's last report."""
 
 
 class BegunRun(Run):
-    """A run as its host alone is told of it."""
+    """A run as only its host sees it."""
 
     secret: str | None = Field(None, repr=False)
-    """By which the host knows the tickets of its workers; null where the scheduler asks for no tokens."""
+    """Secret by which the host verifies the tickets of its workers; null if the scheduler asks for no tokens."""
 
 
 class RunPage(Value):

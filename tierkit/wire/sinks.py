@@ -65,11 +65,11 @@ class SinkNow(_Value):
     options: Mapping[str, Any] = {}
     filter: SinkFilter = SinkFilter()
     created_by: str | None = None
-    """Name of the token that added it; None where no token was asked for."""
+    """Name of the token that added it; None if no token was asked for."""
     created_at: datetime
     state: Literal["ok", "failing", "paused"]
     reason: str = ""
-    """Why the last try failed, or why it is paused."""
+    """Reason why the last try failed, or why it is paused."""
     waiting: int = 0
     """The most events that the receiver may lack."""
     lag_s: float = 0.0
@@ -117,7 +117,7 @@ class DeadLetterNow(_Value):
     reason: str
     attempts: int
     at: datetime
-    """When it was given up."""
+    """Time at which it was given up."""
     replaying: bool = False
     """It is being delivered again."""
     event: SentEvent

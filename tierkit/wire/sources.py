@@ -61,7 +61,7 @@ class SourceState(_Value):
     state: str
     """starting, running, paused, finished, or waiting after a failure."""
     reason: str = ""
-    """Why it does not run."""
+    """Reason why it does not run."""
     taken: int = 0
     """Pictures that were answered, since the node started."""
     skipped: int = 0
@@ -75,7 +75,7 @@ class SpoolState(_Value):
     """The spool of a device."""
 
     bytes: int
-    """On the disk."""
+    """Bytes on the disk."""
     size_bytes: int
     """Limit on `bytes`."""
     waiting_bytes: int = 0
@@ -99,7 +99,7 @@ class UplinkState(_Value):
 
     online: bool
     reason: str = ""
-    """Why nothing leaves the device now."""
+    """Reason why nothing leaves the device now."""
     route: str | None = None
     """Version of the route in force; None before the first."""
     spent_bytes: int = 0
@@ -128,8 +128,8 @@ class SeenPicture(PictureAnswers):
     revision: int = 0
     """Rises each time the observation is amended."""
     taken_at: datetime | None = None
-    """By the clock of the device. If the device did not know the time: by the scheduler's clock, or None on the device
-    itself."""
+    """Time on the clock of the device. If the device did not know the time: by the scheduler's clock, or None on the
+    device itself."""
     unsure: bool = False
     """True if the answer of the device's network is below the threshold."""
     waits: bool = False
@@ -144,7 +144,7 @@ class SeenPicture(PictureAnswers):
     person: str | None = None
     """The class that a person named; None without a label."""
     person_by: str | None = None
-    """Name of that person's token; None where no token was asked for."""
+    """Name of that person's token; None if no token was asked for."""
     person_at: datetime | None = None
 
 
@@ -168,9 +168,9 @@ class SourceNow(_Value):
     state: str = ""
     """The last word of its device: starting, running, paused, finished, or waiting after a failure. "" if unknown."""
     reason: str = ""
-    """Why it does not run."""
+    """Reason why it does not run."""
     health: Health | None = None
-    """Of its node; None if the scheduler does not know the node now."""
+    """Health of its node; None if the scheduler does not know the node now."""
     site: str | None = None
     """Site of its node; None: no site, or the scheduler does not know the node now."""
     heard_s: float | None = None

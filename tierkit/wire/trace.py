@@ -28,13 +28,13 @@ _MEMBER = re.compile(
 )
 _MAX_MEMBERS = 32
 _MAX_STATE = 1024
-"""Characters of a `tracestate` that is passed on; a longer one is left out, for it goes with each task."""
+"""Characters of a `tracestate` that is passed on. A longer one is left out, because it is sent with each task."""
 
 _ids = random.Random()
 
 
 class Trace(Struct, frozen=True):
-    """Where in a trace something happens."""
+    """The place in a trace at which something happens."""
 
     trace_id: str
     """32 hex digits, of the whole trace."""
@@ -42,7 +42,7 @@ class Trace(Struct, frozen=True):
     """16 hex digits, of the span below which it happens."""
     flags: int = _RANDOM
     state: str = ""
-    """What others have said of the trace; passed on unchanged."""
+    """Trace state that other services set; passed on unchanged."""
 
     @property
     def sampled(self) -> bool:
@@ -56,7 +56,7 @@ class Trace(Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request takes along."""
+        """Headers that a request carries."""
         return {TRACE_HEADER: self.traceparent, **({STATE_HEADER: self.state} if self.state else {})}
 
     @property
@@ -85,7 +85,7 @@ def new_trace() -> Trace:
 
 
 def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """The trace that a request belongs to; None where it names none in the proper form.
+    """The trace that a request belongs to; None if it names none in the proper form.
 
     Args:
         headers: of the request, names in lower case.
@@ -106,7 +106,7 @@ def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def read_traceparent(value: str) -> Trace | None:
-    """The trace that this value of the header names; None where it is not in the proper form."""
+    """The trace that this value of the header names; None if it is not in the proper form."""
     found = _PARENT.fullmatch(value)
     if found is None:
         return None

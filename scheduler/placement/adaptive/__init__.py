@@ -1,6 +1,6 @@
-"""The scheme `adaptive`: each task goes where, by what is known now, it brings the job's end nearest.
+"""The scheme `adaptive`: each task goes to the nodes with which its job is expected to end first.
 
-`estimates` says how fast nodes and links are, `backlog` when a node will be done with what it has, `planner` where a
-task goes and why, `encoding` where its images are encoded. They are pure; `pilot` holds their state and is told of
-every dispatch and answer.
+`estimates` holds the speeds of nodes and links, and `backlog` predicts when a node has finished its work. `planner`
+chooses the nodes of a task, with the reason, and `encoding` the node that encodes its images. They are pure; `pilot`
+holds their state and receives every dispatch and answer.
 """

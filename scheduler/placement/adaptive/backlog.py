@@ -15,15 +15,17 @@ Queue = Sequence[tuple[float, float]]
 
 
 def forecast(queue: Queue, *, idle_since: float, known: float, joins: int = 1) -> tuple[float, list[float]]:
-    """How many times slower than thought a node is at least, and when each task of its queue will be done.
+    """Return the least slowdown of a node against its estimate, and the time at which each task of its queue will be
+    done.
 
-    Slower: by the answer that it owes, 1 while none is overdue. With each moment that it does not come the node looks
-    slower, long before it can be measured. All its tasks will take that many times as long; the oldest is taken to
-    stay overdue for as long as it has been until now, for a node that hangs is not about to answer at every moment.
+    The slowdown comes from the answer that the node owes; it is 1 while no answer is overdue. It grows with each moment
+    without that answer, long before the node's speed can be measured. All its tasks take that many times as long. The
+    oldest task is assumed to stay overdue for as long as it has been until now, because a hanging node could otherwise
+    seem about to answer at every moment.
 
     Args:
-        idle_since: when the node finished its last task before these.
-        known: up to which moment the node's answers would have been heard of by now.
+        idle_since: time at which the node finished its last task before these.
+        known: time up to which the node's answers would have arrived by now.
         joins: most tasks that the node computes in one batch; they are all done at its end.
     """
     factor, late, free = 1.0, 0.0, idle_since

@@ -65,7 +65,7 @@ class Way(Struct, frozen=True, kw_only=True):
     """One way of a task's images to an upstream node, as far as it is known."""
 
     encodes: str
-    """The node that encodes; "" where pixels go to an edge node that answers from them."""
+    """The node that encodes; "" if pixels go to an edge node that answers from them."""
     encode_s: float | None
     """Seconds of the head for the images."""
     comm_s: float | None
@@ -144,11 +144,11 @@ class EncodingTimes:
     _pairs: dict[_Pair, dict[_Key, _Tried]] = field(default_factory=dict)
 
     def choose(self, end: str, images: int, entries: Sequence[Upstream], *, stepwise: bool) -> tuple[Upstream, str]:
-        """The entry of the way that a task takes, and the reason; "" where there is one way.
+        """The entry of the way that a task takes, and the reason; "" if there is one way.
 
         Args:
             entries: of one upstream node, from `Placement.ways`.
-            stepwise: whether only the images of which the tier below is unsure go up.
+            stepwise: True if only the images of which the tier below is unsure go up.
         """
         if len(entries) == 1:
             return entries[0], ""

@@ -5,9 +5,9 @@ Averages, 1959; TCP's round-trip time, RFC 6298, is the same with other weights)
 
     value' = (1 - w) value + w observation
 
-It starts from what is known beforehand (a node's own measurement at its start, the link times of the settings), and
-what it has learned counts half as much after each `HALF_LIFE_S` without an observation: a node that was slow for a
-while is given nothing, so nothing but time can tell that it is quick again.
+It starts from a prior: a node's own measurement at its start, or the link times of the settings. After each
+`HALF_LIFE_S` without an observation, the earlier observations count half as much. A node that was slow for a while gets
+no tasks, so only time can show that it is fast again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ WEIGHT = 0.3
 """Weight of one observation: 90 % of a lasting change are known after seven."""
 
 CHANGE, CHANGE_WEIGHT = 1.5, 0.7
-"""An observation that is this many times more or less than expected is a change, not noise, and weighs this: a node
-that has become four times slower would otherwise be given too much for most of a short job. Should it have been an
-accident after all, the next observation takes it back as quickly."""
+"""An observation that is this many times more or less than expected counts for a change, not for noise, and gets this
+weight. A node that has become four times slower would otherwise get too many tasks for most of a short job. If the
+observation was an accident, the next one corrects the estimate as quickly."""
 
 HALF_LIFE_S = 30.0
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """A moving average; the unit is that of its observations."""
+    """A moving average, in the unit of its observations."""
 
     prior: float
     """Known beforehand."""

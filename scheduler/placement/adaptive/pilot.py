@@ -31,11 +31,12 @@ Milli = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 TenthOfMilli = Annotated[float, AfterValidator(lambda value: round(value, 4))]
 
 _CUSHION_S = 0.15
-"""So long, and one task more, may wait at an upstream node, that it has work while answers are on their way."""
+"""Work that may wait at an upstream node in addition to one task, in seconds, so that it stays busy while answers are
+on their way."""
 
 _AHEAD_TASKS, _AHEAD_S = 1.5, 0.05
-"""An end device gets another task when it will be done with its planned ones within this many tasks' time, this many
-seconds and its answer's way to the scheduler: it is never idle, and no choice is made too early."""
+"""An end device gets another task when it will finish its planned ones within this many tasks' time, plus this many
+seconds and the time of its answer to the scheduler. So it is never idle, and no choice is made too early."""
 
 _BLIND_TASKS = 6
 """Tasks that an upstream node may have while nothing is known of the link to it: the first answers will tell."""
@@ -44,8 +45,8 @@ _MOST_TASKS = 64
 """Tasks that an end device or an upstream node may have in all; an end device holds the images of each in memory."""
 
 _WORTH_S, _WORTH = 0.3, 0.3
-"""A task is taken away from its upstream node when it gains at least this many seconds, and this fraction of the time
-that it still has to wait: estimates err, and what the node has done of it is lost."""
+"""Least gain for which a task is taken from its upstream node: this many seconds, and this fraction of its remaining
+wait. Estimates err, and the work that the node has done for the task is lost."""
 
 _MOST_LINKS, _SOME_LINKS = 65_536, 1_000
 """Number of links that are remembered; beyond it, the oldest is forgotten."""
@@ -83,7 +84,7 @@ class _Known:
     joins: int = 1
     """Most tasks that it has computed in one batch."""
     done_at: float = 0.0
-    """When it finished the last task that is known of."""
+    """Time at which it finished the last task that is known of."""
 
 
 @dataclass(slots=True)
@@ -91,12 +92,12 @@ class _Load:
     """The work of a node."""
 
     free_at: float
-    """When it is done with that."""
+    """Time at which it is done with that."""
     tasks: int = 0
     slowness: float = 1.0
     """Factor by which it is slower than estimated, by the answer that it owes."""
     planned_s: float = 0.0
-    """Until an end device will have computed what this scheme has sent it, were there nothing else."""
+    """Seconds until an end device will have computed the tasks of this scheme, if it had nothing else to do."""
 
 
 class _Backlog(defaultdict[str, _Load]):
@@ -105,7 +106,7 @@ class _Backlog(defaultdict[str, _Load]):
     def __init__(self, now: float) -> None:
         super().__init__(lambda: _Load(now))
         self.finish: dict[Attempt, float] = {}
-        """When the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
+        """Time at which the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
 
 
 class Pilot:
@@ -126,7 +127,7 @@ class Pilot:
         self._hop_prior_s = hop_s
         self._accuracy = accuracy
         self.encoding = EncodingTimes()
-        """Where images are encoded with `encode_on=auto`; used by all schemes."""
+        """Choice of the node that encodes images with `encode_on=auto`; used by all schemes."""
         self._nodes: dict[str, _Known] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
         """Estimates of the links between end devices and upstream nodes that have met."""
@@ -136,7 +137,7 @@ class Pilot:
     # --- what has happened ----------------------------------------------------------------------------------------
 
     def due_at(self, end: Node, upper: Node | None, images: int, now: float) -> float:
-        """When an end device will have computed the coarse answer to a task that is sent now."""
+        """Return the time at which an end device will have computed the coarse answer to a task that is sent now."""
         known = self._known(end)
         if upper is not None:
             self._known(upper)
@@ -158,7 +159,7 @@ class Pilot:
         """An upstream node has answered.
 
         Args:
-            timing: None where the node does not tell.
+            timing: None if the node does not tell.
             round_trip_s: from the end device's question to the answer.
         """
         end, known = facts.node_id, self._nodes.get(upper)
@@ -202,11 +203,11 @@ class Pilot:
         fine_only: bool = False,
         known: Outlook | None = None,
     ) -> Send | Hold | None:
-        """Where a task of `images` images goes; see `planner.plan`.
+        """Plan a task of `images` images; see `planner.plan`.
 
         Args:
-            fine_only: the coarse answer is known, so that an end device just passes the task on.
-            known: of the whole fleet, where `ends` and `uppers` are but a part of it.
+            fine_only: the coarse answer is known, so an end device only passes the task on.
+            known: outlook of the whole fleet, if `ends` and `uppers` are only a part of it.
         """
         if known is not None and known.in_parts:
             backlog = self._backlog(now, ends, uppers, images=images)
@@ -231,7 +232,7 @@ class Pilot:
         *,
         in_parts: bool,
     ) -> Outlook:
-        """When `remaining` tasks can be done by a whole fleet: for `plan`.
+        """Return the time at which `remaining` tasks can be done by a whole fleet: for `plan`.
 
         Args:
             in_parts: only some of its nodes are looked at for each task.
@@ -374,7 +375,7 @@ class Pilot:
         )
 
     def _backlog_of(self, ends: Sequence[Node], uppers: Sequence[Node], now: float) -> _Backlog:
-        """When the nodes of a fleet are done, or these of a site."""
+        """Return the time at which the nodes of a fleet are done, or these of a site."""
         return self._backlog(now, ends, uppers) if any(end.site for end in ends) else self._backlog(now)
 
     def _backlog(
@@ -385,7 +386,7 @@ class Pilot:
         *,
         images: int | None = None,
     ) -> _Backlog:
-        """When these nodes are done with what they have; None for all.
+        """Return the time at which these nodes are done with what they have; None for all.
 
         Args:
             images: of a task that one of the end devices is about to get, of a large fleet. Tasks of others that come
@@ -469,7 +470,8 @@ class Pilot:
     # --- estimates ------------------------------------------------------------------------------------------------
 
     def _known(self, node: Node) -> _Known:
-        """A node that has started again has measured itself again, and begins anew."""
+        """Return what is known of a node. If the node has started again and measured itself again, its estimates start
+        again."""
         prior = node.ms_per_image / 1000
         known = self._nodes.get(node.node_id)
         if known is None:

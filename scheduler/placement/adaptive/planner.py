@@ -2,15 +2,16 @@
 
 The rule, in the order in which it decides; `docs/explanation/scheduling.md` gives the reasons:
 
-1. The outlook is the earliest time at which all tasks of the job that are still to be sent can be done, by what all
-   nodes have to do already. No task goes where it would be done later than that.
-2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, the coarse answer
-   is all that is asked for.
-3. Where the upstream nodes are the bottleneck, the one that will run out of work first. Where the end devices are, the
-   one whose network is the most accurate, unless its answer is expected so late that a small error would hold the job
-   up; among equal ones the pair of end device and upstream node with the earliest expected finish.
-4. A task that would wait at the upstream node for longer than its `slack_s` is held back, unless a user waits for it
-   right now, or the end devices need all the time that is left until the deadline.
+1. The outlook is the earliest time at which all unsent tasks of the job can be done, given the work that all nodes
+   already have. No task goes to a node where it would be done later.
+2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, only the coarse
+   answer is requested.
+3. If the upstream nodes are the bottleneck, the upstream node that will run out of work first is taken. If the end
+   devices are, the device with the most accurate network is taken, unless its answer is expected so late that a small
+   error would delay the job. Among equals, the pair of end device and upstream node with the earliest expected finish
+   is taken.
+4. A task that would wait at the upstream node for longer than its `slack_s` is held back. It is sent if a user waits
+  for it right now, or if the end devices need all the time that is left until the deadline.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ class Ask(Struct, frozen=True, kw_only=True):
     """Tasks of the job that are still to be sent, this one included."""
     interactive: bool = False
     deadline: float = math.inf
-    """When the final answer of this task must be there."""
+    """Time at which the final answer of this task must be there."""
     job_deadline: float = math.inf
 
 
 class EndState(Struct, frozen=True, kw_only=True):
-    """An end device. Times are those of this task, on the scheduler's clock."""
+    """An end device, with its times for this task on the scheduler's clock."""
 
     node_id: str
     has_room: bool
     free_at: float
-    """When it will be done with what it has."""
+    """Time at which it will be done with what it has."""
     seconds: float
-    """To compute the task."""
+    """Seconds to compute the task."""
     hop_s: float
-    """Between scheduler and device, there and back."""
+    """Seconds between scheduler and device, there and back."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which an upstream node must lie for the device to ask it; empty for anywhere."""
 
     def coarse_at(self, now: float) -> float:
-        """When the device would have computed the coarse answer."""
+        """Return the time at which the device would have computed the coarse answer."""
         return max(self.free_at, now + self.hop_s / 2) + self.seconds
 
 
@@ -90,7 +91,7 @@ class Send(Struct, frozen=True, kw_only=True):
     end: str
     upper: tuple[Node, ...]
     finish: float
-    """When the final answer is expected at the scheduler."""
+    """Time at which the final answer is expected at the scheduler."""
     reason: str
     too_late: bool = False
     """No upstream node is asked because none would answer before the deadline."""
@@ -101,7 +102,7 @@ class Hold(Struct, frozen=True, kw_only=True):
 
     reason: str
     until: float = math.inf
-    """When to look again, if nothing happens before."""
+    """Time at which to look again, if nothing happens before."""
 
 
 Link = Callable[[str, str], float]
@@ -109,12 +110,12 @@ Link = Callable[[str, str], float]
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
-    """When the tasks of a job that are still to be sent can be done, by what all nodes have to do already."""
+    """Time at which the tasks of a job that are still to be sent can be done, by what all nodes have to do already."""
 
     last: float
     """The earliest time at which all of them can have their final answers."""
     ends_done: float
-    """When the end devices can have given all coarse answers."""
+    """Time at which the end devices can have given all coarse answers."""
     upstreams_narrow: bool
     """True if the job waits for the upstream nodes rather than for the end devices."""
     in_parts: bool = False
@@ -125,7 +126,7 @@ class _Pair(Struct, frozen=True):
     end: EndState
     upper: UpstreamState
     ahead_s: float
-    """For which the upstream node still has work when the task comes; below 0 it has been idle for so long by then."""
+    """Seconds for which the upstream node still has work when the task arrives; below 0 if it is idle by then."""
     finish: float
 
     @property
@@ -245,7 +246,8 @@ def _first(ends: Sequence[EndState], now: float) -> list[EndState]:
 
 
 def _all_done(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
-    """When servers are done with `tasks` tasks; each is free at its first number and takes its second per task.
+    """Return the time at which servers are done with `tasks` tasks; each is free at its first number and takes its
+    second per task.
 
     Exact: the `tasks`-th of all their finishing times in order. Many tasks are taken at a time where no server can be
     done with them later than the answer.
@@ -267,7 +269,8 @@ def _all_done(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
 
 
 def _fluid(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
-    """When work that can be cut as finely as one likes would be done: servers join as they become free."""
+    """Return the time at which work that can be cut as finely as one likes would be done: servers join as they become
+    free."""
     rate = work = 0.0
     ordered = sorted(servers)
     for position, (start, seconds) in enumerate(ordered):

@@ -1,4 +1,5 @@
-"""What Alembic runs; `scheduler.store.database` gives it the connection, in a transaction that is all or nothing."""
+"""Environment that Alembic runs; `scheduler.store.database` gives it the connection, in a transaction that is all or
+nothing."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ function showCopy(cell, { copies }) {
 
 /** @param {HTMLElement} cell @param {Branch} branch */
 function showFeeds(cell, { copies, feeds }) {
-  text(cell, feeds.length ? feeds.join(", ") : copies && !copies.serves ? "nobody: not reached, or not trusted" : "–");
+  text(cell, feeds.length ? feeds.join(", ") : copies && !copies.serves ? "none: not reached, or not trusted" : "–");
 }
 
 /** @type {Table<Branch>} */
@@ -113,7 +113,7 @@ export const element = el(
   "section",
   { hidden: true, "data-testid": "data" },
   el("h2", {}, "Training images"),
-  el("p", { class: "muted" }, "Who has which segments, and who copies from whom. Machines stand below the one that feeds them. A worker that swaps segments has more than it is to have."),
+  el("p", { class: "muted" }, "The segments of each worker, and the sources of its copies. A machine is shown below its source. A worker that swaps segments has more than its share."),
   table.element,
 );
 

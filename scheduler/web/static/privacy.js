@@ -57,7 +57,7 @@ const chosen = /** @type {HTMLSelectElement} */ (
   })
 );
 const choice = el("div", { class: "buttons tools", hidden: true }, el("label", { for: "job" }, "Job"), chosen);
-const nothing = el("p", { class: "card", hidden: true }, "No job is stored yet. For pictures of “Try it”, each card says what left the device.");
+const nothing = el("p", { class: "card", hidden: true }, "No job is stored yet. For pictures of “Try it”, each card shows the data that left the device.");
 const verdict = el("p", { class: "verdict", "data-testid": "verdict" });
 const asked = el("p", { class: "muted" });
 
@@ -112,7 +112,7 @@ function proven(job) {
   if (job.scheme === "end") return "Nothing left the end devices.";
   if (!forms.length) return "No answer came from an upstream node.";
   if (!forms.includes("pixels")) {
-    if (Object.values(job.sent).some((share) => share.relay_bytes > 0)) return "Pixels went to trusted edge nodes that encoded them; only features went on from there.";
+    if (Object.values(job.sent).some((share) => share.relay_bytes > 0)) return "Pixels went to trusted edge nodes that encoded them; only features left those nodes.";
     const always = (job.privacy === "conv1" || job.privacy === "bottleneck") && (job.policy.encode_on ?? "end") === "end";
     return always ? "No pixels left the end devices: only features went up." : "No pixels left the trusted tiers: all upstream answers came from features.";
   }
@@ -120,7 +120,7 @@ function proven(job) {
   if (unknown.length) return `Pixels went up. Whether all nodes were trusted is not known here: ${unknown.slice(0, MOST_NAMES).join(", ")} left the device list.`;
   const untrusted = upstream(job).filter(([node]) => !nodes.get(node)?.trusted).map(([node]) => node);
   if (!untrusted.length) return "No pixels left the trusted tiers: all nodes that answered are trusted.";
-  if (features) return "Pixels and features went up. Untrusted nodes get features alone, by the rule above.";
+  if (features) return "Pixels and features went up. Untrusted nodes get only features, by the rule above.";
   return `Pixels went up, and a node answered that is not trusted now: ${untrusted.slice(0, MOST_NAMES).join(", ")}.`;
 }
 
@@ -220,7 +220,7 @@ function encoders(audit) {
 
 /** @param {Encoder} each */
 function title(each) {
-  return each.pixels ? `pixels, for ${each.network}` : `${each.name} of ${each.network}, as ${each.form}`;
+  return each.pixels ? `pixels for ${each.network}` : `${each.name} of ${each.network}, as ${each.form}`;
 }
 
 /** Share that another network still recognises, of how many, with its 95 % interval. @param {Encoder} each */

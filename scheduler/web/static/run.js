@@ -133,7 +133,7 @@ function show() {
   workers.update(run.workers);
   workers.element.hidden = run.workers.length === 0;
   noWorkers.hidden = run.workers.length > 0;
-  text(noWorkers, over(run) ? "Nobody has contributed." : "Nobody has joined yet.");
+  text(noWorkers, over(run) ? "No worker has contributed." : "No worker has joined yet.");
   showCopies(over(run) ? [] : run.workers.filter((each) => !each.left));
 }
 

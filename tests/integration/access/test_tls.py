@@ -262,8 +262,8 @@ async def test_the_service_stops_with_connections_open(good: dict[str, Path], ce
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda cert, key: cert.write_text("nothing"), "is no PEM file that can be used"),
-        (lambda cert, key: key.write_text(""), "is no PEM file that can be used"),
+        (lambda cert, key: cert.write_text("nothing"), "is not a usable PEM file"),
+        (lambda cert, key: key.write_text(""), "is not a usable PEM file"),
         (lambda cert, key: key.unlink(), "cannot read the TLS certificate .* No such file"),
         (lambda cert, key: key.chmod(0o644), r"others may use the TLS key .* \(mode 0644\): chmod 0640"),
     ],

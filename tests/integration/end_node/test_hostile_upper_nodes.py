@@ -85,12 +85,16 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("said", "reason", "words"),
     [
-        (http(rows(NAN, 0.5, 0.5, 0)), "upstream_error", "no probabilities"),
-        (http(rows(INF, -INF, 0.5, 0.5)), "upstream_error", "no probabilities"),
-        (http(rows(3e38, 3e38, -3e38, -3e38)), "upstream_error", "no probabilities"),
-        (http(np.array([[1e308, 1e308, 0, 0], [0, 0, 0, 1]]), datatype="FP64"), "upstream_error", "no probabilities"),
-        (http(rows(1.25, -0.25, 0, 0)), "upstream_error", "no probabilities"),
-        (http(rows(0.2, 0.2, 0.2, 0.2)), "upstream_error", "no probabilities"),
+        (http(rows(NAN, 0.5, 0.5, 0)), "upstream_error", "invalid: they must be positive"),
+        (http(rows(INF, -INF, 0.5, 0.5)), "upstream_error", "invalid: they must be positive"),
+        (http(rows(3e38, 3e38, -3e38, -3e38)), "upstream_error", "invalid: they must be positive"),
+        (
+            http(np.array([[1e308, 1e308, 0, 0], [0, 0, 0, 1]]), datatype="FP64"),
+            "upstream_error",
+            "invalid: they must be positive",
+        ),
+        (http(rows(1.25, -0.25, 0, 0)), "upstream_error", "invalid: they must be positive"),
+        (http(rows(0.2, 0.2, 0.2, 0.2)), "upstream_error", "invalid: they must be positive"),
         (http(GOOD[:1]), "upstream_error", "1 rows"),
         (http(shape=[2, 2, 2]), "upstream_error", r"\[2, 2, 2\] where \[2, 4\]"),
         (http(shape=[8]), "upstream_error", "8 rows"),
@@ -227,11 +231,14 @@ async def test_times_that_cannot_be_are_not_passed_on(end: RunningEnd, timing: s
     ("said", "words"),
     [
         ({"form": "conv1", "encoded_by": "edge-1"}, ""),
-        ({"form": "pixels"}, "was to encode 'conv1', and sent on 'pixels', encoded by nobody"),
+        ({"form": "pixels"}, "was to encode 'conv1', and sent on 'pixels', encoded by no node"),
         ({"form": "conv1", "encoded_by": "end-1"}, "was to encode 'conv1', and sent on 'conv1', encoded by end-1"),
-        ({"form": "conv1", "encoded_by": "edge-1\n"}, "edge-1 does not say what it sent on"),
-        ({"form": "conv1", "encoded_by": "edge-1", "upload_bytes": 10**30}, "edge-1 does not say what it sent on"),
-        (None, "edge-1 does not say what it sent on"),
+        ({"form": "conv1", "encoded_by": "edge-1\n"}, "edge-1 does not report the form that it sent on"),
+        (
+            {"form": "conv1", "encoded_by": "edge-1", "upload_bytes": 10**30},
+            "edge-1 does not report the form that it sent on",
+        ),
+        (None, "edge-1 does not report the form that it sent on"),
     ],
 )
 async def test_a_relay_that_did_something_else(end: RunningEnd, said: dict[str, Any] | None, words: str) -> None:

@@ -234,7 +234,7 @@ async def test_a_wrong_address_is_told_while_the_node_waits(caplog: pytest.LogCa
 
     async with OtherServer().serving() as url:
         starting = [asyncio.create_task(start(wrong)) for wrong in (f"{url}/path", url.replace("http:", "https:"))]
-        await wait_for(lambda: "no server of the Open Inference Protocol" in caplog.text and "TLS" in caplog.text)
+        await wait_for(lambda: "not a server of the Open Inference Protocol" in caplog.text and "TLS" in caplog.text)
         for each in starting:
             each.cancel()
         await asyncio.gather(*starting, return_exceptions=True)

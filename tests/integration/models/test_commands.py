@@ -90,7 +90,7 @@ def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest
         ("eval", "name the networks to measure, or say --all."),
         ("eval resnet-34 --all", "name the networks to measure or say --all, not both."),
         ("eval --all --runs x", "name the runs to measure."),
-        ("eval ../x --runs x", "'../x' is no name of a network"),
+        ("eval ../x --runs x", "'../x' is not a name of a network"),
         ("eval --all --provider foo", "'foo' is not one of 'cpu', 'cuda'."),
         ("eval --all --threads 99999", "99999 threads are asked for, and this machine has"),
         ("speed --threads 99999", "take at most"),
@@ -101,9 +101,9 @@ def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest
         ("quantize wrn-16-4", "Missing option '--out'."),
         ("train wrn-16-4 --threads 99999", "take at most"),
         ("train wrn-16-4 --device tpu", "'tpu' is not one of 'cpu', 'cuda'."),
-        ("train ../x", "'../x' is no name of a network"),
-        ("export ../x", "'../x' is no name of a network"),
-        ("quantize a/b", "'a/b' is no name of a network"),
+        ("train ../x", "'../x' is not a name of a network"),
+        ("export ../x", "'../x' is not a name of a network"),
+        ("quantize a/b", "'a/b' is not a name of a network"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_line(

@@ -117,7 +117,7 @@ def _nothing(_place: Path) -> None: ...
         (_two_means, ["--preprocess", "preprocess.toml"], "scale = 1"),
         (_another_size, ["--preprocess", "preprocess.toml"], "[32, 32], and preprocess.toml says [64, 64]"),
         (_half_a_hierarchy, ["--hierarchy", "hierarchy.toml"], "'blue'"),
-        (_nothing, ["--name", "../net"], "'../net' is no name of a network"),
+        (_nothing, ["--name", "../net"], "'../net' is not a name of a network"),
         (_nothing, ["--int8"], "--int8 and --calibrate go together"),
         (_nothing, ["--validate", "nowhere"], "nowhere"),
         (_nothing, ["--validate", "."], "called like no class"),

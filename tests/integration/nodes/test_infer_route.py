@@ -107,7 +107,7 @@ async def test_a_batch_larger_than_the_largest_comes_back_whole(start_node: Any)
         ({BINARY_HEADER: "1e2"}, 400, "must be a number of bytes"),
         ({BINARY_HEADER: ""}, 400, "must be a number of bytes"),
         ({"Content-Encoding": "br"}, 415, "uncompressed"),
-        ({"Content-Encoding": "gzip"}, 400, "no gzip stream"),
+        ({"Content-Encoding": "gzip"}, 400, "not a gzip stream"),
         ({"Content-Encoding": "gzip, gzip"}, 415, "uncompressed"),
         ({BUDGET_HEADER: "soon"}, 400, "must be a number of at least 0"),
         ({BUDGET_HEADER: "-5"}, 400, "must be a number of at least 0"),
@@ -177,7 +177,7 @@ async def test_messages_that_ask_for_what_is_not_there(running: Any, change: dic
 async def test_a_raw_body_of_nothing_is_no_batch(running: Any) -> None:
     answer = await running.http.post(running.infer_path, content=b"", headers={BINARY_HEADER: "0"})
     assert answer.status_code == 400
-    assert "no whole number of rows" in answer.json()["error"]
+    assert "not a whole number of rows" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

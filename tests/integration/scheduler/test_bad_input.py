@@ -314,7 +314,7 @@ async def test_a_wrong_header(shared, headers, status, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"labels": '["kat"]'}, "'kat' of image 0 is no fine class"),
+        ({"labels": '["kat"]'}, "'kat' of image 0 is not a fine class"),
         ({"labels": "[0, 1]"}, "labels: 2 for 1 images"),
         ({"labels": "nonsense"}, "not a JSON list"),
         ({"images": "x"}, "must hold files"),
@@ -620,7 +620,7 @@ async def test_an_upper_node_that_answers_superclasses_alone_is_refused(schedule
         place = {**node, "node_id": f"{tier}-{len(offers)}", "tier": tier, "models": offers}
         response = await scheduler.http.post("/v1/devices", json=place)
         assert response.status_code == status, (tier, offers)
-        assert ("superclasses alone" in response.text) is (status == 409)
+        assert ("answers only superclasses" in response.text) is (status == 409)
 
 
 async def test_a_node_with_the_address_of_the_scheduler_is_refused(shared):

@@ -221,7 +221,7 @@ async def test_an_answer_that_is_no_lease_is_no_registration(
 
     app = Starlette(routes=[Route("/v1/devices", answer, methods=["POST"])])
     async with serve_app(app) as service, sending(service.url, lifecycle) as sender:
-        await wait_for(lambda: "something that is no lease" in caplog.text)
+        await wait_for(lambda: "something that is not a lease" in caplog.text)
         assert not sender.registered
 
 

@@ -124,7 +124,7 @@ async def test_floats_that_are_no_levels_are_refused(dtype: str, value: float):
     values[0, 1, 2, 3] = value
     with np.errstate(over="ignore"):
         tensor = await features_tensor(Features(encoder=HIDING[0], values=values.astype(dtype)))
-    with pytest.raises(InvalidInput, match=r"no level: this encoder has 8, \(q - 2\) \* 0.08.* for q from 0 to 7"):
+    with pytest.raises(InvalidInput, match=r"not a level: this encoder has 8, \(q - 2\) \* 0.08.* for q from 0 to 7"):
         await check_features(HIDING[0], InferRequest(inputs=(tensor,)))
 
 
@@ -136,7 +136,7 @@ def test_a_value_that_is_no_level_is_refused():
 
 @pytest.mark.parametrize("values", [np.zeros((1, 32, 32, 3), np.uint8), np.zeros((1, 64, 16, 16), np.int64)])
 def test_pixels_and_other_arrays_are_no_features(values: np.ndarray):
-    with pytest.raises(ValueError, match=r"are no features of resnet-34\.conv1"):
+    with pytest.raises(ValueError, match=r"are not features of resnet-34\.conv1"):
         Features(encoder=ENCODER, values=values)
 
 

@@ -234,7 +234,7 @@ def test_a_configuration_says_what_is_wrong_with_it(tmp_path: Path):
     encoder = make_config().encoder.model_dump()
     for change, fault in (
         ({"strides": [2]}, "2 widths need as many strides, not 1"),
-        ({"keep": [0]}, "either convolutions of its own"),
+        ({"keep": [0]}, "either new convolutions"),
         ({"widths": [], "strides": [], "keep": [2]}, "blocks from 2 on belong to the tail"),
         ({"body": {"run": "x", "network": {"kind": "mobilenet-v1"}}}, "name the blocks"),
     ):

@@ -100,7 +100,7 @@ def test_a_coarse_event_names_the_unsure_images() -> None:
 
 def test_a_network_that_gives_nan_has_no_coarse_answer() -> None:
     cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
-    with pytest.raises(RuntimeError, match="'m' gave probabilities that are no numbers"):
+    with pytest.raises(RuntimeError, match="'m' gave probabilities that are not finite numbers"):
         coarse_event("t", "end-1", MODEL, np.array([[0.25, 0.75], [np.nan, 0.5]], np.float32), cost)
 
 

@@ -77,7 +77,7 @@ def test_without_a_link_there_is_no_file(tmp_path: Path) -> None:
             HEAD + NODES + "[compute_ms_per_image]\nend = 1e300",
             "is 1e+300: input should be less than or equal to 3600000",
         ),
-        ("\udcff", "mine.toml is no text in UTF-8"),
+        ("\udcff", "mine.toml is not text in UTF-8"),
         (HEAD + "[nods]\nend = 1", "nods is unknown; did you mean nodes?"),
         (HEAD + "[nodes]\nend = true\nedge = 1\ncloud = 1", "nodes.end is True: input should be a valid integer"),
         (HEAD + "[nodes]\nend = '3'\nedge = 1\ncloud = 1", "nodes.end is '3': input should be a valid integer"),

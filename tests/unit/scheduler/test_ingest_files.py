@@ -203,9 +203,9 @@ def test_a_header_that_lies_is_found_before_memory_is_taken(tmp_path, data, erro
         (npz(a=np.zeros(3), b=np.zeros(3)), "no array called 'images', and none of a, b"),
         (npz(a=images(1), b=images(1)), "and 2 of a, b could be it"),
         (npz(images=images(2), labels=np.array([1])), "1 labels for 2 images"),
-        (npz(images=images(1), labels=np.array([3])), "3 of image 0 is no fine class; they go from 0 to 2"),
+        (npz(images=images(1), labels=np.array([3])), "3 of image 0 is not a fine class; they go from 0 to 2"),
         (npz(images=images(1), labels=np.array([0.5])), "integers or names, not float64"),
-        (npz(images=images(1), labels=np.array(["dog"])), "'dog' of image 0 is no fine class"),
+        (npz(images=images(1), labels=np.array(["dog"])), "'dog' of image 0 is not a fine class"),
         (npz(images=images(2), names=np.array(["a"])), "2 strings are needed"),
     ],
 )
@@ -506,7 +506,7 @@ def test_labels_by_name_number_and_null():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('["kat"]', "'kat' of image 0 is no fine class; did you mean 'cat'"),
+        ('["kat"]', "'kat' of image 0 is not a fine class; did you mean 'cat'"),
         ("[3]", "numbers go from 0 to 2"),
         ("[-1]", "numbers go from 0 to 2"),
         ("[true]", "'True' of image 0"),

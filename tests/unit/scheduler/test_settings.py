@@ -31,7 +31,7 @@ from tierkit.settings import ServiceSettings, load_settings
         (
             SchedulerSettings,
             {"trusted": "end,foo_bar!"},
-            "the flag --trusted is 'end,foo_bar!': 'foo_bar!' is no tier (end, edge, cloud), and no node id",
+            "the flag --trusted is 'end,foo_bar!': 'foo_bar!' is neither a tier (end, edge, cloud) nor a node id",
         ),
         (
             EndSettings,

@@ -645,8 +645,8 @@ async def test_a_database_that_cannot_be_opened_is_a_setup_error(url):
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("postgresql+asyncpg://u:geheim@h:x1/x", "the database URL is no URL"),
-        ("geheim", "the database URL is no URL"),
+        ("postgresql+asyncpg://u:geheim@h:x1/x", "the database URL is not a URL"),
+        ("geheim", "the database URL is not a URL"),
         ("postgresql+asyncpg://u:s3@geheim@127.0.0.1:1/x", "%40"),
         ("sqlite:///x.db", r"the database URL sqlite:///x\.db has no driver"),
         ("postgresql://u:geheim@127.0.0.1/x", r"the database URL postgresql://u:\*\*\*@127\.0\.0\.1/x has no driver"),

@@ -136,7 +136,7 @@ def test_labels_that_are_missing_or_left_over_are_counted(folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("sources", "labels", "message"),
     [
-        (["sample", "a.png"], None, "a job of its own"),
+        (["sample", "a.png"], None, "needs a separate job"),
         (["sample"], "labels.json", "has labels already"),
         (["cifar100:test"], None, "TERRACE_DATA"),
         (["photos.zip"], "folders", "image files and folders"),

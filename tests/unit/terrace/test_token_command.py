@@ -120,7 +120,7 @@ def test_spans_of_time(text: str, span: timedelta) -> None:
 @pytest.mark.parametrize("text", ["30", "d", "0d", "-1d", "1.5h", "30 d", "1y", "1d2h", "٣d", "1d\n"])
 def test_other_texts_are_no_spans(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*ALICE, f"--expires={text}"]) == 2
-    assert "is no span of time" in capsys.readouterr().err
+    assert "is not a span of time" in capsys.readouterr().err
 
 
 def test_rotate_and_revoke(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,10 +171,10 @@ def test_a_wrong_token_in_the_environment_is_named(
             2,
             "--unfinished-jobs is not for tokens",
         ),
-        (["create", "--name", "a", "--role", "user", "--expires", "soon"], 2, "'soon' is no span of time"),
+        (["create", "--name", "a", "--role", "user", "--expires", "soon"], 2, "'soon' is not a span of time"),
         (["create", "--name", "a", "--role", "user", "--expires", "99999999999d"], 2, "is longer than 36600 days"),
-        (["rotate", "alice", "--grace", "soon"], 2, "'soon' is no span of time"),
-        (["rotate", "alice", "--expires", "soon"], 2, "'soon' is no span of time"),
+        (["rotate", "alice", "--grace", "soon"], 2, "'soon' is not a span of time"),
+        (["rotate", "alice", "--expires", "soon"], 2, "'soon' is not a span of time"),
         (["create", "--name", "alice", "--role", "user"], 1, "'alice' has a token: 'terrace token rotate alice'"),
         (["rotate", "bob"], 2, "'bob' has no token"),
         (["revoke", "bob"], 2, "no token has the name or id 'bob'"),

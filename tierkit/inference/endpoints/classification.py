@@ -1,4 +1,4 @@
-"""The classification extension: the best classes of an output as text, in place of its numbers."""
+"""The classification extension: the best classes of an output as text, instead of its numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["best_classes"]
 
 
 def best_classes(name: str, scores: Array, top: int, labels: Sequence[str] = ()) -> Array:
-    """The `top` best classes of each row, best first, the lower index first where scores are equal.
+    """Return the `top` best classes of each row, best first; of equal scores, the lower index comes first.
 
     Args:
-        name: of the output, for the error message.
+        name: name of the output in the error message.
         scores: [n, classes], any number type.
         top: at least 1; more than there are classes gives all of them.
-        labels: class names; none where the model has none for this output.
+        labels: class names; empty if the model has none for this output.
 
     Returns:
         [n, min(top, classes)] of bytes objects "value:index[:label]", as Triton writes them.

@@ -1,4 +1,4 @@
-"""What the protocol's GET routes say about a model. Pure: a runner in, JSON values out."""
+"""Answers of the protocol's GET routes about a model. Pure: a runner in, JSON values out."""
 
 from __future__ import annotations
 

@@ -172,12 +172,12 @@ class InferEndpoint:
 
 
 class _Plan:
-    """How requests with the same JSON part are answered.
+    """Plan for answering requests with the same JSON part.
 
     Args:
-        request: one of them.
-        runner: of the model that it is for.
-        arrays: its inputs, pixels in the place of files.
+        request: one of these requests.
+        runner: runner of the requested model.
+        arrays: its inputs, with pixels instead of files.
 
     Raises:
         InvalidInput: the request does not fit the model.

@@ -1,4 +1,4 @@
-"""Which model a request means."""
+"""Look up the model that a request means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An inference request as HTTP carries it: a body, and what its headers say of it."""
+"""An inference request as HTTP carries it: a body, and the headers about it."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class RequestReader:
         self._turn = asyncio.Lock()
 
     async def body(self, headers: Mapping[bytes, bytes], receive: Receive, room: BodyRoom) -> bytes:
-        """The body of a request.
+        """Return the body of a request.
 
         Args:
-            headers: as for `read`.
-            room: counts it.
+            headers: see `read`.
+            room: counts the bytes of the body.
 
         Raises:
-            TooLarge: it is JSON alone, and too much of it, as soon as that shows.
+            TooLarge: the body is only JSON and too long; raised as soon as too much has arrived.
             ClientDisconnect: the client hung up before the end.
         """
         if _BINARY in headers:
@@ -73,16 +73,16 @@ class RequestReader:
         raw_input: TensorSpec | None = None,
         check_room: Callable[[int], object] | None = None,
     ) -> InferRequest:
-        """Decode a body; arguments and errors beside those below as for `tierkit.wire.oip.decode_request`.
+        """Decode a body. For the other arguments and errors, see `tierkit.wire.oip.decode_request`.
 
         Args:
             headers: of the HTTP request, names in lower case.
-            room: counts what a compressed body unpacks to as well.
-            check_room: raises where this number of images has no room. Called while a compressed body is unpacked, as
-                soon as its length shows, where there is a `raw_input`.
+            room: also counts the bytes that a compressed body unpacks to.
+            check_room: raises an error if there is no room for this number of images. Only with `raw_input`: called
+                while a compressed body is unpacked, as soon as its length is known.
 
         Raises:
-            UnsupportedMedia: the body is compressed in another way than `tierkit.wire.oip.compression` does.
+            UnsupportedMedia: the coding is not one of `tierkit.wire.oip.compression`.
         """
         length = headers.get(_BINARY)
         header_length = parse_header_length(None if length is None else length.decode("latin-1"))
@@ -113,9 +113,10 @@ def is_small(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
-    """How many images a body that has not been read yet must hold, by its headers alone; 1 where they do not tell.
+    """Return the least number of images in a body that has not been read yet, from its headers; 1 if they do not show
+    it.
 
-    A full server refuses by this number, and does not spend time on reading a body that it has no room for.
+    A full server refuses by this number, without spending time on a body for which it has no room.
 
     Args:
         headers: of the HTTP request, names in lower case.

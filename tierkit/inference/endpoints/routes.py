@@ -35,7 +35,7 @@ def oip_routes(
         models: all that the node holds.
         infer: answers the inference requests.
         repository: of the same models.
-        ready: whether the node takes requests now for the models that it serves.
+        ready: True if the node takes requests now for the models that it serves.
         version: of the server, as its metadata shows it.
         server_name: of the server, as its metadata shows it.
     """

@@ -19,7 +19,7 @@ __all__ = ["CODINGS", "ZSTD", "accepted_coding", "compress", "decompress"]
 ZSTD = "zstd"
 
 _FORMATS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""What zlib calls them. HTTP's deflate is zlib's own format."""
+"""Window sizes by coding, as zlib expects them. HTTP's deflate is zlib's own format."""
 
 CODINGS = (ZSTD, *_FORMATS)
 """Values of the header Content-Encoding."""
@@ -27,18 +27,18 @@ CODINGS = (ZSTD, *_FORMATS)
 _LEVEL = 1
 
 _STEP_BYTES = 2**20
-"""Of content, that is unpacked before anybody is told how long it is by now."""
+"""Bytes of content unpacked before `hold` is called with the length so far."""
 _AT_ONCE_BYTES = 1024
 """A packed body up to this size, which unpacks to a megabyte at most, is unpacked on the event loop."""
 _SLICE_BYTES = 2**16
-"""Of what is packed, that goes to zlib at a time: it copies what it leaves over."""
+"""Packed bytes handed to zlib at a time: it copies the input that it leaves over."""
 
 
 def accepted_coding(header: str) -> str | None:
-    """The coding of an answer, by the request's header Accept-Encoding; None for an answer as it is.
+    """The coding of an answer, by the request's header Accept-Encoding; None for an uncompressed answer.
 
-    It is gzip or deflate where the header names that one and no other. Libraries name all codings that they know by
-    themselves, and probabilities shrink by a few percent: nobody gains from that who has not asked for it.
+    It is gzip or deflate if the header names one of them and no other coding. Libraries name all codings that they know
+    without being asked, and probabilities shrink by only a few percent: such a client gains nothing from compression.
     """
     named: list[tuple[str, str]] = []
     for each in header.lower().split(","):
@@ -60,18 +60,19 @@ async def compress(body: bytes, coding: str = ZSTD) -> bytes:
 async def decompress(
     body: bytes, most_bytes: int, coding: str = ZSTD, *, hold: Callable[[int], object] = lambda _size: None
 ) -> bytes:
-    """What is in a compressed body.
+    """Return the content of a compressed body.
 
     Args:
-        body: one zstd frame that says how long its content is, one gzip member, or one zlib stream.
-        most_bytes: of content.
+        body: one zstd frame that gives the length of its content, one gzip member, or one zlib stream.
+        most_bytes: most bytes of content.
         coding: the value of the header Content-Encoding, in lower case.
-        hold: told how long the content is, at least, and told again as more of it shows; what it raises ends the work.
+        hold: called with the length of the content known so far, and again as it grows; an error that it raises ends
+            the work.
 
     Raises:
-        UnsupportedMedia: there is no such coding.
-        MalformedMessage: the body is not what it should be.
-        TooLarge: that is more than `most_bytes`. No more than that has been unpacked then.
+        UnsupportedMedia: the coding is unknown.
+        MalformedMessage: the body does not fit its coding.
+        TooLarge: the content is longer than `most_bytes`; no more than that is unpacked.
     """
     if coding == ZSTD:
         size = _content_bytes(body, most_bytes)
@@ -102,7 +103,7 @@ async def decompress(
 
 
 def _step(unpacker: zlib._Decompress, packed: memoryview, room: int, coding: str) -> tuple[bytes, memoryview]:
-    """Up to `room` bytes of content, and what is still packed beside what the unpacker keeps."""
+    """Return up to `room` bytes of content, and the packed bytes that the unpacker has not taken."""
     pieces: list[bytes] = []
     while room and not unpacker.eof and (packed or unpacker.unconsumed_tail):
         source: bytes | memoryview = unpacker.unconsumed_tail
@@ -111,18 +112,18 @@ def _step(unpacker: zlib._Decompress, packed: memoryview, room: int, coding: str
         try:
             piece = unpacker.decompress(source, room)
         except zlib.error as exc:
-            raise MalformedMessage(f"the body is no {coding} stream: {exc}") from exc
+            raise MalformedMessage(f"the body is not a {coding} stream: {exc}") from exc
         room -= len(piece)
         pieces.append(piece)
     return b"".join(pieces), packed
 
 
 def _content_bytes(body: bytes, most_bytes: int) -> int:
-    """How long the content of a zstd frame is, by what it says itself."""
+    """Length of the content of a zstd frame, as its header gives it."""
     try:
         frame = zstandard.get_frame_parameters(body)
     except zstandard.ZstdError as exc:
-        raise MalformedMessage(f"the body is no {ZSTD} frame: {exc}") from exc
+        raise MalformedMessage(f"the body is not a {ZSTD} frame: {exc}") from exc
     if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
         raise MalformedMessage(f"the {ZSTD} frame does not say how long its content is")
     # A window of its own would let a small frame ask for much memory.

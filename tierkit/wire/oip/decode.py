@@ -1,4 +1,4 @@
-"""From bytes to messages. Nothing that a peer writes is believed before it is compared with the bytes that came."""
+"""Decodes messages from bytes. Nothing that a peer writes is believed before it is compared with the received bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
 _UNSUPPORTED = {"sequence_": "sequences", "shared_memory_": "tensors in shared memory"}
-"""By the beginning of a parameter's name. Ignoring such a parameter would give a wrong answer."""
+"""Features that are not supported, by the beginning of a parameter's name. Ignoring such a parameter would give a wrong
+answer."""
 
 _NESTED = re.compile(rb"\s*\[\s*\[")
 
@@ -86,7 +87,7 @@ class _Part(NamedTuple):
     datatype: str
     parameters: Parameters
     size: int | None
-    """Its bytes after the JSON part; None where its numbers are in it."""
+    """Its bytes after the JSON part; None if its numbers are in it."""
     data: bytes | Raw
 
 
@@ -116,12 +117,12 @@ _RESPONSE_HEAD = msgspec.json.Decoder(_ResponseHead)
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a message may cost its reader."""
+    """Most that a message may cost its reader."""
 
     max_body_bytes: int = 64 * 2**20
     max_json_bytes: int = 640 * 2**10
-    """For the JSON part alone, some 50 images of 32 x 32 pixels: reading it holds up everything else in the process, in
-    a thread of its own as well, and once parsed it takes up to some thirty times its length."""
+    """Limit of the JSON part only, about 50 images of 32 x 32 pixels. Reading JSON delays everything else in the
+    process, even in a thread, and parsed JSON takes up to about thirty times its length."""
     max_tensors: int = 64
 
 
@@ -320,7 +321,7 @@ def _from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: s
 
     Raises:
         TooLarge: too many strings.
-        MalformedMessage: `view` is no tensor of this shape and datatype.
+        MalformedMessage: `view` is not a tensor of this shape and datatype.
     """
     dtype = dtype_of(datatype)
     # Python's own integers: a product of lies cannot overflow, and nothing is allocated before it is checked.
@@ -346,7 +347,7 @@ def _rows(body: Body, spec: TensorSpec) -> Array:
         raise MalformedMessage(f"input {spec.name!r} cannot be sent raw: its shape does not follow from its length")
     rows, rest = divmod(len(body), row_bytes)
     if rest or not rows:
-        raise MalformedMessage(f"a raw body of {len(body)} bytes is no whole number of rows of {row_bytes} bytes")
+        raise MalformedMessage(f"a raw body of {len(body)} bytes is not a whole number of rows of {row_bytes} bytes")
     return _from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
 
 

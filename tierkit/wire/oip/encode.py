@@ -1,4 +1,4 @@
-"""From messages to bytes."""
+"""Encodes messages to bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
 
     Args:
         request: the message; its arrays are not copied if they are C-contiguous and little-endian.
-        binary: whether the inputs go as binary (else as JSON).
+        binary: True if the inputs go as binary (else as JSON).
 
     Returns:
         The body in pieces and its HTTP headers: Content-Type, Content-Length and, where a tensor follows the JSON,
@@ -50,7 +50,7 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
 
 
 def encode_response(response: InferResponse, *, binary: bool | Collection[str] = True) -> tuple[Chunks, dict[str, str]]:
-    """Write a response; as `encode_request`, where `binary` may also be the names of the outputs to send as binary."""
+    """Write a response: see `encode_request`. `binary` may also be the names of the outputs to send as binary."""
     head = {"model_name": response.model_name, "model_version": response.model_version}
     choose = (lambda _name: binary) if isinstance(binary, bool) else binary.__contains__
     return _encode(head, response.id, dict(response.parameters), "outputs", response.outputs, choose)

@@ -1,4 +1,4 @@
-"""What an inference request and its response say, apart from how they are written."""
+"""Content of an inference request and its response, independent of how they are written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tierkit.wire.oip.datatypes import datatype_of
 __all__ = ["InferRequest", "InferResponse", "Parameters", "RequestedOutput", "Tensor"]
 
 Parameters = Mapping[str, str | int | float | bool]
-"""The protocol's open place for facts beside the tensors; values are plain."""
+"""The protocol's open place for facts about the tensors; values are plain."""
 
 
 # eq=False: the truth of comparing arrays is an array, so equality of messages has no useful meaning.
@@ -39,9 +39,9 @@ class RequestedOutput(Struct, frozen=True):
 
     name: str
     binary: bool | None = None
-    """True if it shall come as binary; None: as `InferRequest.binary_output` says for all."""
+    """True if it must come as binary; None: `InferRequest.binary_output` decides."""
     classification: int = 0
-    """If k > 0, the k best classes as strings "value:index[:label]" (datatype BYTES) in place of the tensor."""
+    """If k > 0, the k best classes as strings "value:index[:label]" (datatype BYTES) instead of the tensor."""
     parameters: Parameters = {}
 
 
@@ -54,18 +54,18 @@ class InferRequest(Struct, frozen=True, eq=False):
     """The client's own id, echoed in the response."""
     parameters: Parameters = {}
     binary_output: bool = True
-    """True if outputs shall come as binary where `RequestedOutput.binary` does not say; a message received without a
-    word about it means False."""
+    """True if outputs must come as binary by default. False in a received message that does
+    not set it."""
     notes: dict[Any, Any] = {}
     """Notes of the reader about the JSON part, shared by all requests with the same JSON part."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """How long a request waited in a server, and how long its batch was computed there."""
+    """Seconds that a request waited in a server, and that its batch was computed there."""
 
     queue_s: float
     compute_s: float
-    """Of the whole batch."""
+    """Compute time of the whole batch."""
     batch_images: int
 
 
@@ -78,12 +78,12 @@ class InferResponse(Struct, frozen=True, eq=False):
     id: str = ""
     parameters: Parameters = {}
     timing: Timing | None = None
-    """What the server says of its own time, where it does."""
+    """Times that the server reports; None if it reports none."""
     request_bytes: int = 0
-    """Body of the request, as it was sent; 0 where this is no answer that came over a network."""
+    """Bytes of the request body as it was sent; 0 for an answer that did not come over a network."""
     headers: Mapping[str, str] = {}
     """HTTP headers that it came with."""
 
     def output(self, name: str) -> Array | None:
-        """The array of the output of this name, None where there is none."""
+        """The array of the output of this name, None if there is none."""
         return next((tensor.data for tensor in self.outputs if tensor.name == name), None)

@@ -1,4 +1,4 @@
-"""Which scheduler leads; the secret and the inputs, which all schedulers of a database share."""
+"""The lease of the leading scheduler; the secret and the inputs, which all schedulers of a database share."""
 
 from __future__ import annotations
 

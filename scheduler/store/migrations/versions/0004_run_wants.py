@@ -1,4 +1,4 @@
-"""Which workers a training run wants, and further addresses of its host."""
+"""The workers that a training run wants, and further addresses of its host."""
 
 from __future__ import annotations
 

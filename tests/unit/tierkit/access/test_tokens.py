@@ -138,7 +138,7 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
             f'[[token]]\nname = "a"\nrole = "node"\nsha256 = "{SHA}"\nobservations_per_minute = 0',
             "token.0.observations_per_minute is 0: input should be greater than 0",
         ),
-        (f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\n' * 2, "stands there twice"),
+        (f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\n' * 2, "have the same sha256"),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nuploads = 1{"0" * 400}',
             "token.0.uploads",

@@ -211,7 +211,7 @@ async def test_another_kind_of_server_is_recognised(api: FakeApi, client: AsyncC
 
 async def test_an_answer_that_is_no_job_is_an_error(api: FakeApi, client: AsyncClient) -> None:
     api.on("GET /v1/jobs/j1", answer({**JOB, "images": "many"}))
-    with pytest.raises(UpstreamError, match="no Job: images"):
+    with pytest.raises(UpstreamError, match="not a Job: images"):
         await client.job("j1")
 
 

@@ -181,7 +181,7 @@ GOOD = 'scheduler = "http://a:1"\n'
     ("text", "message"),
     [
         ("scheduler =", "not valid TOML"),
-        ("[host.a]\nend = 1", r"scheduler is missing \(where nodes register"),
+        ("[host.a]\nend = 1", r"scheduler is missing \(address at which nodes register"),
         ('scheduler = "a:1"\n[host.a]\nend = 1', "scheduler is 'a:1': must start with http"),
         (GOOD, r"host is missing \(tables \[host.NAME\]"),
         (GOOD + "host = 1", "host is 1: input should be a table"),
@@ -197,7 +197,7 @@ GOOD = 'scheduler = "http://a:1"\n'
         (GOOD + "[host.a]\nsite = 'Shop 7'\nend = 1", "host.a.site is 'Shop 7': must be 1 to 63 lower-case letters"),
         (GOOD + "[host.a]\nend = { site = 7 }", "host.a.end.0.site is 7: input should be a valid string"),
         (GOOD + "[host.'Big Box']\nend = 1", "must be 1 to 63 lower-case letters"),
-        (GOOD + "[host.a]\nend = 1\n[host.b]\nend = 1", r"say which this is: --host a\|b"),
+        (GOOD + "[host.a]\nend = 1\n[host.b]\nend = 1", r"name this one: --host a\|b"),
         ('scheduler = "http://a:1/foo"\n[host.a]\nend = 1', "scheduler is 'http://a:1/foo': must be without a path"),
         (
             'scheduler = "http://a:99999"\n[host.a]\nend = 1',
