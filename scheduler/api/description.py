@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 
 from tierkit.access import SESSION_COOKIE, needs_no_token
 
-__all__ = ["describe"]
+__all__ = ["describe", "texts_of_fields"]
 
 _JSON = "application/json"
 _SCHEMAS = "#/components/schemas/"
@@ -45,6 +49,18 @@ _REFUSALS: dict[str, dict[str, Any]] = {
 }
 """Refusals below the routes: by the authenticator and by the readers of bodies. A route lists its own."""
 _OF_ALL, _OF_THE_GATE, _OF_BODIES, _OF_JSON = ("400", "403", "421", "503"), ("401", "429"), ("408", "413"), ("422",)
+
+
+def texts_of_fields(kind: type) -> dict[str, str]:
+    """The docstrings of a class's own fields, by the names of the fields."""
+    (written,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(written, ast.ClassDef)
+    texts = {}
+    for field, text in pairwise(written.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                texts[name] = inspect.cleandoc(words)
+    return texts
 
 
 def describe(app: FastAPI) -> None:

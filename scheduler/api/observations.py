@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import Struct
 from pydantic import AwareDatetime, BeforeValidator
 from starlette.types import Receive, Scope, Send
 
+from scheduler.api.description import texts_of_fields
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -39,6 +41,7 @@ from tierkit.access import CALLER, Caller
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.http.server_sent import EVENT_STREAM, last_event_of
+from tierkit.wire import observations as wire
 from tierkit.wire.messages import LABELS_HEADER, NODE_ID_PATTERN, ROUTE_HEADER, NodeId
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress
@@ -67,8 +70,12 @@ OwnName = Annotated[str, Depends(_own_name)]
 observations = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody)
 
 
-def _schema(of: Any) -> dict[str, Any]:
+def _schema(of: type[Struct]) -> dict[str, Any]:
+    """The JSON schema of a struct, with the docstrings of its fields."""
     (schema,), parts = msgspec.json.schema_components([of], ref_template="#/$defs/{name}")
+    for name, part in parts.items():
+        for field, text in texts_of_fields(getattr(wire, name)).items():
+            part["properties"][field]["description"] = text
     return {**schema, "$defs": parts}
 
 

@@ -20,32 +20,34 @@ class SignIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    token: str = Field(max_length=512)
+    token: str = Field(max_length=512, description="Token of a user, an operator or an admin.")
 
 
 class WhoAmI(BaseModel):
     """The holder of the token, or of the session, that came with the request; nulls where no token is asked for."""
 
-    name: str | None = None
-    role: str | None = None
-    expires: datetime | None = None
+    name: str | None = Field(None, description="Name of the token.")
+    role: str | None = Field(None, description="Role of the token: user, operator, admin, node or worker.")
+    expires: datetime | None = Field(
+        None, description="Time until which the token is valid; null: until it is revoked."
+    )
     sites: tuple[str, ...] = Field(default=(), description="The only sites that a user may see and use. Empty: all.")
 
 
 class Pair(BaseModel):
     """Upstream nodes of an end device."""
 
-    end: str
+    end: str = Field(description="Id of the end device.")
     upstream: list[str] = Field(description="In the order in which the device tries them.")
     shared: int = Field(description="How many of them, from the first, take turns.")
-    reason: str
+    reason: str = Field(description="Reason for these upstream nodes.")
 
 
 class AdaptiveReport(BaseModel):
     """The estimates that the scheme `adaptive` decides by. Links appear once an answer has passed them."""
 
-    nodes: list[NodeEstimate]
-    links: list[LinkEstimate]
+    nodes: list[NodeEstimate] = Field(description="Estimates of the nodes.")
+    links: list[LinkEstimate] = Field(description="Estimates of the links between end devices and upstream nodes.")
 
 
 class LinkReport(BaseModel):
@@ -53,16 +55,16 @@ class LinkReport(BaseModel):
 
     set_s: float | None = Field(description="By the operator (`end_link_s`, `edge_link_s`, `cloud_link_s`).")
     measured_s: float | None = Field(description="From answers; null before the first.")
-    used_s: float
+    used_s: float = Field(description="Seconds that the formulas use: the operator's, otherwise the measured ones.")
 
 
 class SiteMapping(BaseModel):
     """The figures of a site in the mapping."""
 
-    site: str
+    site: str = Field(description="Name of the site.")
     n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
-    n_map_reason: str
-    theta_cloud: float | None
+    n_map_reason: str = Field(description="Explanation of `n_map`.")
+    theta_cloud: float | None = Field(description="The cloud's planned share of the site's tasks (Eq. 5).")
     cloud_share: float | None = Field(description="The cloud's actual share, as in the mapping of the fleet.")
     cloud_nodes: float = Field(
         description="Its share of the cloud nodes that belong to no site, in proportion to the end devices for which "
@@ -73,11 +75,11 @@ class SiteMapping(BaseModel):
 class MappingReport(BaseModel):
     """The mapping of the fleet as it is now, and the paper's formulas with its figures."""
 
-    scheme: Scheme
-    scheme_default: Scheme
+    scheme: Scheme = Field(description="Scheme that the figures are for.")
+    scheme_default: Scheme = Field(description="Scheme of jobs that name none.")
     site: str | None = Field(description="What the figures are about: a site, or the nodes of no site.")
     n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
-    n_map_reason: str
+    n_map_reason: str = Field(description="Explanation of `n_map`.")
     theta_cloud: float | None = Field(description="The cloud's planned share of the tasks, Eq. 5.")
     cloud_share: float | None = Field(
         description="The cloud's actual share of the images that upstream nodes answered in the scheme `mapping` since "

@@ -77,8 +77,12 @@ class NewRights(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    owner: NodeId | None = None
-    readers: Annotated[list[NodeId], Field(max_length=MOST_READERS)] = Field(default_factory=list)
+    owner: NodeId | None = Field(
+        None, description="User who may pause and resume the source, and change its readers; null: only operators."
+    )
+    readers: Annotated[list[NodeId], Field(max_length=MOST_READERS)] = Field(
+        default_factory=list, description="Users who may see the source and its observations."
+    )
 
 
 async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName) -> None:

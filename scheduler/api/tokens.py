@@ -49,8 +49,8 @@ class TokenNow(TokenRights):
     """A token without its secret."""
 
     id: str = Field(description="The beginning of its hash: tells tokens of one name apart.")
-    created: datetime | None
-    expires: datetime | None
+    created: datetime | None = Field(description="Time at which it was made.")
+    expires: datetime | None = Field(description="Time until which it is valid; null: until it is revoked.")
     used: tuple[str, ...] = Field(description="Names under which workers have come with an invitation.")
     inviter: str | None = Field(description="Who has made an invitation.")
 
@@ -58,14 +58,14 @@ class TokenNow(TokenRights):
 class Tokens(BaseModel):
     """All tokens of the file."""
 
-    tokens: list[TokenNow]
+    tokens: list[TokenNow] = Field(description="Tokens, in the order of the file.")
 
 
 class Secret(BaseModel):
     """A token that was made; it is told this once."""
 
-    token: str
-    expires: datetime | None
+    token: str = Field(description="The token itself; the scheduler keeps only its hash.")
+    expires: datetime | None = Field(description="Time until which it is valid; null: until it is revoked.")
 
 
 @tokens.get("/v1/tokens", response_model=Tokens, summary="Who has tokens")

@@ -17,7 +17,7 @@ Rate = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class CopyReport(_Message):
@@ -25,9 +25,11 @@ class CopyReport(_Message):
     seconds while a copy is under way."""
 
     incarnation: Incarnation
+    """Incarnation of the node's process."""
     name: ModelName
     """The name of the network, or of the part of an encoder."""
     sha256: Sha256
+    """sha256 of the file that the node lacks."""
     holds: Annotated[tuple[Sha256, ...], Field(max_length=64)] = ()
     """Whole files that it passes on."""
     plan: bool = False
@@ -60,5 +62,6 @@ class CopyAnswer(_Message):
     bytes: Annotated[int, Field(ge=0, le=2**40)] = 0
     """The size of the file, with `chunks`."""
     chunk_bytes: Annotated[int, Field(ge=0, le=2**26)] = 0
+    """Size of each chunk but the last, in bytes, with `chunks`."""
     chunks: Annotated[tuple[Sha256, ...], Field(max_length=MOST_CHUNKS)] = ()
     """Hash of each chunk, where the report asks for the plan."""

@@ -216,14 +216,16 @@ NodeUrl = Annotated[
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelOffer(_Message):
     """A model that a node holds, and how fast it ran there when the node started."""
 
     name: ModelName
+    """Name of the network, or of an encoder's tail."""
     sha256: Sha256
+    """sha256 of its file."""
     ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds. Of one
     copy of the network, where several compute side by side."""
@@ -237,8 +239,11 @@ class EncoderOffer(_Message):
     """An encoder of which a node holds the head: it can send features to nodes with that tail."""
 
     name: EncoderName
+    """Name of the encoder: NETWORK.KIND."""
     head: Sha256
+    """sha256 of the encoder's head."""
     tail: Sha256
+    """sha256 of the matching tail."""
 
 
 def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
@@ -253,19 +258,23 @@ class ReleaseTrouble(_Message):
     """Release that a node cannot hold, with the reason."""
 
     release: Annotated[int, Field(ge=1, le=10**9)]
+    """Number of the release."""
     kind: Literal["room", "unusable", "unreachable"]
     """room: its disk or memory is full. unusable: a network cannot be loaded, differs from its digest, or gives NaN.
     unreachable: a file cannot be fetched now."""
     detail: Annotated[str, Field(max_length=500)]
+    """Explanation in words."""
 
 
 class Registration(_Message):
     """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
 
     node_id: NodeId
+    """Id of the node: 1 to 63 lower-case letters, digits, dots, dashes and underscores."""
     incarnation: Incarnation
     """Fresh at each start of the process; work given to an older incarnation is void."""
     tier: Tier
+    """Tier of the node."""
     url: NodeUrl
     """URL at which the scheduler and other nodes reach this node."""
     site: SiteName | None = None
@@ -303,13 +312,16 @@ class Lease(_Message):
     """The right to receive tasks, renewed by each heartbeat."""
 
     lease_s: Period
+    """Seconds without a heartbeat after which the node counts as dead."""
     heartbeat_s: Period
+    """Seconds between two heartbeats."""
 
 
 class Heartbeat(_Message):
     """POST /v1/devices/{node_id}/heartbeat. 404 or 409 means: register again."""
 
     incarnation: Incarnation
+    """Incarnation of the node's process."""
     in_flight: Count
     """Requests being answered."""
     queued_images: Count
@@ -331,10 +343,13 @@ class Encoding(_Message):
     """Send features of this encoder, and in no case pixels."""
 
     name: EncoderName
+    """Name of the encoder: NETWORK.KIND."""
     head: Sha256
+    """sha256 of the encoder's head."""
     tail: Sha256
     """Digests of both parts: features of one version never meet the tail of another."""
     form: FeatureForm = FeatureForm.UINT8
+    """Number format of the features."""
     noise_key: NoiseKey = ""
     """The same key adds the same noise to an image. Empty: the node chooses a key."""
 
@@ -343,17 +358,24 @@ class Relay(_Message):
     """A trusted node that takes the pixels, encodes them and passes the features on."""
 
     node_id: NodeId
+    """Id of the node."""
     url: NodeUrl
+    """URL of the node."""
     key: NodeKey = ""
+    """Token that this node accepts."""
 
 
 class Upstream(_Message):
     """One upstream node that an end node may ask for the fine answer."""
 
     node_id: NodeId
+    """Id of the upstream node."""
     url: NodeUrl
+    """URL of the upstream node."""
     tier: UpperTier
+    """Tier of the node: `edge` or `cloud`."""
     model: ModelName
+    """Network that the node is asked for."""
     sha256: Sha256 | None = None
     """sha256 of that model; another version of it must not answer. None: any may. The scheduler always sets it."""
     reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -376,6 +398,7 @@ class Stage(_Message):
     """A tier that is asked about the images that are unsure below it."""
 
     tier: UpperTier
+    """Tier that is asked: `edge` or `cloud`."""
     below: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
     spare: bool = True

@@ -123,7 +123,9 @@ class RunStart(Message):
     id: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
     """32 hex digits, chosen by the host."""
     network: Label
+    """Name of the network that is trained."""
     strategy: Label
+    """Name of the training strategy."""
     config: SmallObject = Field(default_factory=dict)
     """Any JSON object of at most 64 KiB, to be read by people and workers."""
     url: NodeUrl
@@ -131,6 +133,7 @@ class RunStart(Message):
     more_urls: Annotated[tuple[NodeUrl, ...], Field(max_length=7)] = ()
     """Further URLs, in the order in which workers try them after `url`."""
     wants: RunWants = RunWants()
+    """Workers that the run is for."""
     steps: Annotated[int, Field(ge=1, le=2**53)]
     """Training steps of the whole run."""
     incarnation: Incarnation
@@ -161,11 +164,15 @@ class WorkerReport(Message):
     """One worker, as its host sees it. Counts are totals of the run."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the worker."""
     updates: Total
+    """Updates that it has sent."""
     staleness: Amount
     """Versions of the weights between those that its updates come from and those that they met, on average."""
     bytes_sent: Total
+    """Bytes that the host has sent to it."""
     bytes_received: Total
+    """Bytes that the host has received from it."""
     idle_s: Amount
     """Seconds since its host heard it last."""
     left: bool = False
@@ -182,6 +189,8 @@ class WorkerWish(Message):
     """PUT /v1/runs/{id}/workers/{name}: what an operator wants with a worker. Answered by the `Run`."""
 
     order: WorkerOrder
+    """pause: no work for it. drop: no work ever, under this name. trust: its updates count without a score. resume: its
+    updates are judged again."""
 
 
 def _different_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
@@ -194,13 +203,17 @@ class RunReport(Message):
     """PUT /v1/runs/{id}/report, every second. Answered by `RunOrders`."""
 
     incarnation: Incarnation
+    """Incarnation of the host; reports of an older one are refused."""
     state: Literal["running", "finished", "failed"]
+    """`finished` or `failed` in the last report, `running` before."""
     done: Total
     """Steps whose updates are in the weights."""
     version: Total
     """Version of the weights."""
     loss: Finite | None = None
+    """Mean training loss since the report before; null if nothing was measured."""
     accuracy: Share | None = None
+    """Accuracy on the test images, 0 to 1; null if nothing was measured since the report before."""
     missing: Annotated[int, Field(ge=0, le=1_000)] | None = None
     """Workers that must still be ready before the first work is handed out; null once it was."""
     tickets: Annotated[tuple[TokenId, ...], Field(max_length=_MOST_WORKERS)] = ()
@@ -208,6 +221,7 @@ class RunReport(Message):
     workers: Annotated[
         tuple[WorkerReport, ...], Field(max_length=_MOST_WORKERS), AfterValidator(_different_workers)
     ] = ()
+    """Workers of the run, each once."""
     result: SmallObject | None = None
     """Result in the last report: any JSON object of at most 64 KiB."""
     error: Annotated[str, Field(max_length=2000)] | None = None
@@ -260,17 +274,24 @@ class Invitation(Value):
     name: NodeId
     """Name of the token; the names of its workers begin with it and "-"."""
     token: str = Field(pattern="^[A-Za-z0-9._~-]{16,512}$", repr=False)
+    """The token itself; the scheduler keeps only its hash."""
     run: str
+    """Id of the run."""
     uses: int
+    """Number of names under which workers may come with it."""
     expires: datetime
+    """Time until which it is valid."""
 
 
 class RunMatch(Value):
     """The run that a worker is sent to. From then on it talks only to the host."""
 
     run: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
+    """Id of the run."""
     network: str
+    """Name of the network that is trained."""
     strategy: str
+    """Name of the training strategy."""
     urls: Annotated[tuple[NodeUrl, ...], Field(min_length=1)]
     """URLs of the host, to be tried in this order."""
     config: Mapping[str, Any] = Field(default_factory=dict)
@@ -286,11 +307,15 @@ class RunWorker(Value):
     """One worker of a run, as its host last reported it; counts are totals of the run."""
 
     name: str
+    """Name of the worker."""
     updates: int
+    """Updates that it has sent."""
     staleness: float
     """Versions of the weights between those that its updates come from and those that they met, on average."""
     bytes_sent: int
+    """Bytes that the host has sent to it."""
     bytes_received: int
+    """Bytes that the host has received from it."""
     idle_s: float
     """Seconds since its host heard it last."""
     left: bool = False
@@ -310,10 +335,15 @@ class CurvePoint(Value):
     totals of its workers; null if the report had no workers."""
 
     at: datetime
+    """Time of the report."""
     done: int
+    """Steps whose updates are in the weights."""
     loss: float | None = None
+    """Mean training loss."""
     accuracy: float | None = None
+    """Accuracy on the test images, 0 to 1."""
     updates: int | None = None
+    """Updates of all workers so far."""
     bytes_moved: int | None = None
     """Bytes of updates and weights."""
     staleness: float | None = None
@@ -324,14 +354,19 @@ class RunSummary(Value):
     """A training run as the list shows it."""
 
     id: str
+    """Id of the run, 32 hex digits."""
     owner: str | None = None
     """Name of the token of its host; None if none was asked for."""
     network: str
+    """Name of the network that is trained."""
     strategy: str
+    """Name of the training strategy."""
     state: RunState
+    """State of the run; `stopped`, `finished` and `failed` are final."""
     reason: str = ""
     """Reason why it is interrupted, has stopped or failed; "" when all is well."""
     steps: int
+    """Training steps of the whole run."""
     done: int = 0
     """Steps whose updates are in the weights."""
     version: int = 0
@@ -339,19 +374,24 @@ class RunSummary(Value):
     loss: float | None = None
     """The latest that the host has told; so is `accuracy`."""
     accuracy: float | None = None
+    """Latest accuracy on the test images, 0 to 1; None before the first."""
     worker_count: int = 0
+    """Workers in the last report that have not left."""
     missing: int | None = None
     """Workers that must still be ready before the first work is handed out; null once it was."""
     created_at: datetime
+    """Time at which the run began."""
     heard_at: datetime
     """Time of the host's last report; for a run under way, accurate to some seconds after a change of the scheduler."""
     finished_at: datetime | None = None
+    """Time at which it reached its final state; None before."""
 
 
 class RunProgress(RunSummary):
     """A run with its workers: what the event `report` carries."""
 
     workers: tuple[RunWorker, ...] = ()
+    """Workers in the last report."""
     point: CurvePoint | None = None
     """Measurement in the latest report; null if it has none."""
 
@@ -364,7 +404,9 @@ class Run(RunProgress):
     more_urls: tuple[str, ...] = ()
     """Further URLs of its host."""
     wants: RunWants = RunWants()
+    """Workers that the run is for."""
     config: Mapping[str, Any] = Field(default_factory=dict)
+    """Configuration of the run, from its host; the scheduler does not interpret it."""
     curve: tuple[CurvePoint, ...] = ()
     """At most 500 points; of a long run the early ones are thinned out."""
     result: Mapping[str, Any] | None = None
@@ -382,5 +424,6 @@ class RunPage(Value):
     """One page of the list of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
+    """Runs of this page."""
     next_cursor: str | None = None
     """For the next page; None on the last one."""
