@@ -39,7 +39,7 @@ about = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 
 @about.get(
     "/v1/samples/{index}",
-    summary="A picture to try the fleet with",
+    summary="A test picture of Terrace",
     response_class=Response,
     responses={200: {"content": {"image/png": {}}}, 404: {"description": "There is none, or the set has none."}},
     dependencies=USERS,
@@ -47,8 +47,8 @@ about = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 async def get_sample(
     scheduler: Service, index: Annotated[int, Path(ge=0, le=999_999_999, description="Below `samples` of /v1/info.")]
 ) -> Response:
-    """One of the test pictures that come with Terrace, where the fleet answers their classes. The header
-    `Terrace-Sample` holds its class."""
+    """One of the test pictures that come with Terrace, as PNG. The header `Terrace-Sample` holds its class. 404 if the
+    fleet answers other classes; `samples` of `GET /v1/info` is then 0."""
     if index >= (samples := _samples(scheduler)):
         raise NotFound(f"no sample {index}: there are {samples}")
     content, label = await asyncio.to_thread(_sample, index)
@@ -90,6 +90,9 @@ def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
 
 @about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
 async def get_info(scheduler: Service, caller: CallerOf) -> dict[str, Any]:
+    """Version, limits of uploads, networks with their input size, and the names of the classes. `parent` gives the
+    superclass of each class by index. `samples` is the number of test pictures, and `audit` is true if the fleet has an
+    audit of its encoders."""
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
     allowed = sites_of(caller)
     return {

@@ -73,8 +73,9 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
 )
 async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Response:
-    """Nodes, links with their traffic, and unfinished jobs: all for operators, and for other callers their own jobs.
-    Made at most once a second. With `site`, it also holds the nodes of other sites and of none that its devices use."""
+    """Nodes, links with their traffic, and unfinished jobs: all jobs for operators, for other callers their own. At
+    most 1,000 nodes, unhealthy ones first, and the newest 100 jobs. Made at most once a second. With `site`, it also
+    holds the nodes of other sites and of none that its devices use."""
     return Response(
         snapshots.json(only_of(caller), seen), media_type="application/json", headers={**NO_STORE, **NOSNIFF}
     )
@@ -93,8 +94,8 @@ async def follow_fleet(
     seen_sites: SeenSites,
     last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
 ) -> StreamingResponse:
-    """`snapshot` carries what `GET /v1/fleet` answers: at once, each second, and where a node changes. `happened`
-    carries an event of the history; with `Last-Event-ID`, those that were missed come first."""
+    """`snapshot` carries the content of `GET /v1/fleet`: at once, each second, and when a node changes. `happened`
+    carries an event of the history. With `Last-Event-ID`, missed events come first."""
     owner = only_of(caller)
     after = snapshots.record.last_id if last_event_id is None else last_event_of(last_event_id)
 
@@ -132,8 +133,9 @@ async def get_history(
     seen: SeenSites,
     minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
 ) -> Response:
-    """A row per step in each column, of the whole fleet; null if nothing was measured. With `site`, the events of
-    this site. It begins again with each start of the scheduler."""
+    """One list per figure, with a row every `step_s` seconds from `start`; null if nothing was measured. Figures are
+    about the whole fleet; with `site`, the events are about this site. The history begins again with each start of the
+    scheduler."""
     record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes
     ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes

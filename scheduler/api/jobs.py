@@ -153,8 +153,13 @@ async def submit(
         str | None, Header(description="Names this submission: the same again answers with the same job.")
     ] = None,
 ) -> Job:
-    """The job is stored when this answers; its progress is at `Location`. Policy fields belong in the query or, with a
-    form, in the form."""
+    """Images come in a form, as one file, or as an Open Inference Protocol request. The job is stored when the answer
+    is sent, and the header `Location` has its address. Policy fields belong in the query or, with a form, in the form.
+
+    Two images with the same name are refused. If archives of one upload hold the same names, the name of the archive is
+    put in front. A file name that `filename` cannot hold goes percent-encoded into the header `Terrace-Name` of its
+    part. Images with another size than the networks' are resized.
+    """
     allowance = allowance_of(caller)
     job, is_new = await submission.submit(
         scheduler,
@@ -174,12 +179,14 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: JobCursor = None,
 ) -> JobPage:
-    """All jobs for operators, and only their own for other callers."""
+    """All jobs for operators, and only their own for other callers. `next_cursor` of a page continues the list."""
     return await query.page(scheduler, sought, limit=limit, cursor=cursor)
 
 
 @jobs.get("/v1/jobs/{job_id}", response_model=Job, responses=MISSING, summary="A job as it is now")
 async def get_job(scheduler: Service, job_id: JobId) -> Job:
+    """State, counts, accuracies and latencies. A latency runs from the dispatch of an image's task to the arrival of
+    the answer at the scheduler."""
     return await query.get_job(scheduler, job_id)
 
 
@@ -190,7 +197,7 @@ async def get_job(scheduler: Service, job_id: JobId) -> Job:
     summary="Cancel a job",
 )
 async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
-    """Answers that are there stay; the rest is not computed."""
+    """Answers that are there stay; the rest is not computed. 409 for a job that has ended."""
     return await follow.cancel(scheduler, job_id)
 
 
@@ -206,7 +213,8 @@ async def get_results(
     format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
     bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
-    """While the job runs, the results so far; afterwards all images. The header `Terrace-Job-State` gives the state."""
+    """While the job runs, the results so far; afterwards all images. The header `Terrace-Job-State` gives the state. In
+    CSV, a text that a spreadsheet would compute begins with a single quote; JSON has all texts unchanged."""
     state, rows = await query.results(scheduler, job_id)
     headers = {"Terrace-Job-State": state, **NOSNIFF}
     if format == "csv":
@@ -218,7 +226,7 @@ async def get_results(
     "/v1/jobs/{job_id}/attempts",
     response_model=AttemptPage,
     responses=MISSING,
-    summary="Who tried which task, and what came of it",
+    summary="Attempts of a job's tasks",
 )
 async def get_attempts(
     scheduler: Service,
@@ -227,7 +235,8 @@ async def get_attempts(
     cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> AttemptPage:
-    """Sorted by task, then by start. Attempts under way are among them."""
+    """Device, upstream node and outcome of each attempt, sorted by task, then by start. Attempts under way are
+    included."""
     return await query.attempts(scheduler, job_id, limit=limit, cursor=cursor, task=task)
 
 
@@ -235,7 +244,7 @@ async def get_attempts(
     "/v1/jobs/{job_id}/explain",
     response_model=Explanation,
     responses=MISSING,
-    summary="Why each task went where it went",
+    summary="Reasons for the route of each task",
 )
 async def get_explanation(
     scheduler: Service,
@@ -244,7 +253,7 @@ async def get_explanation(
     cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> Explanation:
-    """The reason of each attempt, sorted by task, then by start. Attempts under way are among them."""
+    """The reason of each attempt, sorted by task, then by start. Attempts under way are included."""
     return await query.explain(scheduler, job_id, limit=limit, cursor=cursor, task=task)
 
 
@@ -262,8 +271,9 @@ async def get_events(
     last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
     only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
 ) -> StreamingResponse:
-    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
-    job. Ends after the final state."""
+    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, and `state` carries
+    the job. The stream begins with the job's first event and ends after the final state. `state` comes again with its
+    reason when nothing has happened for two seconds. `Last-Event-ID` continues a broken stream."""
     after = last_event_of(last_event_id or "0")
     events = await follow.events(scheduler, job_id, after=after, states_only=only is not None)
     return EventStream(as_server_sent(events), allowance_of(caller), may_go_on)
@@ -271,7 +281,7 @@ async def get_events(
 
 @jobs.get(
     "/v1/jobs/{job_id}/images/{index}",
-    summary="A picture of a job that has not ended, in small",
+    summary="A small picture of an unfinished job",
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}, "image/jpeg": {}}},
@@ -286,7 +296,8 @@ async def get_image(
     size: Annotated[int, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = 96,
     sec_fetch_dest: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
-    """Upright, in its own shape, and no larger than it is. Pictures go when their job ends."""
+    """Upright, in its original shape, and not enlarged: a PNG if the job keeps pixels, otherwise a JPEG. Pictures are
+    deleted when their job ends; then the answer is 404."""
     try:
         content, media_type = await query.thumbnail(scheduler, job_id, index, size)
     except NotFound:
@@ -312,8 +323,12 @@ async def get_image(
 async def classify(
     request: Request, scheduler: Service, caller: CallerOf, may_go_on: StillAdmitted
 ) -> StreamingResponse:
-    """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
-    Goes before all jobs; nothing is stored. Counts among the unfinished jobs of the caller."""
+    """Takes images like `POST /v1/jobs`, and streams JSON lines: `{"event": "coarse", "results": [...]}`, then `fine`,
+    `fallback` or `failed`, then `done`. Its tasks overtake all jobs, and nothing is stored. It counts among the
+    unfinished jobs of the caller.
+
+    An image whose damage a node finds has an `error` in its result and no answer; the other images are answered.
+    """
     return await _classified(request, scheduler, caller, may_go_on)
 
 

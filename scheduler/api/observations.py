@@ -97,8 +97,9 @@ _BATCH = {"requestBody": {"required": True, "content": {"application/json": {"sc
     dependencies=NODES,
 )
 async def post_observations(request: Request, scheduler: Service, caller: CallerOf) -> Response:
-    """Stored when this answers. The same again changes nothing. 404 or 409: register again. May be packed
-    (`Content-Encoding: gzip`). The answer has the version of the node's route in `Terrace-Route`."""
+    """For nodes. The observations are stored when the answer is sent; the same batch again changes nothing. 404 or 409:
+    the node has to register again. The body may be compressed, for example with `Content-Encoding: gzip`. The header
+    `Terrace-Route` of the answer has the version of the node's route."""
     return await _stored(request, scheduler, caller)
 
 
@@ -207,8 +208,8 @@ async def list_observations(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
 ) -> Response:
-    """Observations in the order in which the pictures were taken. A search takes a bounded time: a page may be short,
-    or empty, and have a `next_cursor` all the same."""
+    """Sorted by the time at which the pictures were taken. A search takes a bounded time: a page may be short or empty
+    and still have a `next_cursor`, so continue until it is null."""
     rows, next_cursor = await scheduler.observations.page(sought, limit, cursor)
     content = msgspec.json.encode({"observations": rows, "next_cursor": next_cursor})
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
@@ -228,8 +229,8 @@ async def export_observations(
     format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
     bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
 ) -> StreamingResponse:
-    """Observations in the order of node, source and sequence number. Without a filter of the content, a line of JSON
-    with `gap` names numbers that the device has lost."""
+    """Sorted by node, source and sequence number. In JSON lines, `{"gap": ...}` names numbers that a device has lost;
+    such lines come without filters other than `source`, `node` and `after`."""
     lines = scheduler.observations.lines(sought, after)
     if format == "csv":
         pictures = _pictures_of(lines)
@@ -258,9 +259,9 @@ async def follow_observations(
     sought: Sought,
     last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
 ) -> StreamingResponse:
-    """`observation` and `amended` carry an observation, as it is when it is sent. With `Last-Event-ID`, those that were
-    missed come first; without it, the stream begins now. `begin` comes before them, so that a reader knows from the
-    start where to resume."""
+    """`observation` and `amended` carry an observation in its state at the time of sending. `begin` comes first and has
+    the number from which to resume. With `Last-Event-ID`, missed observations come first; without it, the stream begins
+    now."""
     after = None if last_event_id is None else last_event_of(last_event_id)
     events = scheduler.observations.follow(sought, after)
     return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
@@ -277,7 +278,7 @@ async def follow_observations(
 async def put_picture(
     request: Request, scheduler: Service, node_id: OwnName, source: SourceName, sequence: Number
 ) -> None:
-    """The latest 100 of each source are kept."""
+    """For nodes: a JPEG, PNG or WebP file. The scheduler keeps the latest 100 pictures of each source."""
     with BodyRoom() as room:
         content = await read_body(request.receive, room, most_bytes=scheduler.settings.max_file_bytes)
         await scheduler.observations.put_picture(node_id, source, sequence, content)
@@ -297,7 +298,8 @@ async def get_picture(
     sequence: Number,
     size: Annotated[int | None, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = None,
 ) -> Response:
-    """If its device sends pictures to the scheduler. With `size` in small, as a JPEG."""
+    """Available if its device sends pictures to the scheduler, and among the latest 100 of its source. With `size`, the
+    answer is a small JPEG."""
     content, media_type = await scheduler.observations.picture(node_id, source, sequence)
     if size is not None:
         content, media_type = await query.small(scheduler, content, f"picture {sequence} of {source}", size)

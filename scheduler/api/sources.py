@@ -97,7 +97,7 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
 
 @sources.get(
     "/v1/sources",
-    summary="The sources of all nodes, and what each saw last",
+    summary="The sources of all nodes",
     response_class=Response,
     responses={
         **MISSING,
@@ -106,7 +106,8 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     dependencies=USERS,
 )
 async def list_all_sources(scheduler: Service, wanted: WantedSources) -> Response:
-    """Operators see all sources, others those that they own or may read. Made once a second at most."""
+    """Last answer, state, and spool of each source. Operators see all sources, other users those that they own or may
+    read. Made at most once a second."""
     content, _ = scheduler.observations.book.snapshot(*wanted)
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 
@@ -124,7 +125,7 @@ async def follow_sources(
     still_admitted: StillAdmitted,
     wanted: WantedSources,
 ) -> StreamingResponse:
-    """`snapshot` carries what `GET /v1/sources` answers: at once, and at most once a second when something has
+    """`snapshot` carries the content of `GET /v1/sources`: at once, and at most once a second when something has
     changed."""
     snapshots = scheduler.observations.follow_sources(*wanted)
 
@@ -140,7 +141,7 @@ async def follow_sources(
     "/v1/sources/{node_id}/{name}/rights",
     response_model=SourceRights,
     responses={403: {"description": "Only operators change the owner."}, **MISSING},
-    summary="Say who may see a source",
+    summary="Set the users who may see a source",
     dependencies=USERS,
 )
 async def set_rights(
@@ -163,8 +164,8 @@ async def set_rights(
     dependencies=USERS,
 )
 async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) -> SourcesReport:
-    """Sources of a node, with the state of its spool and its uplink. Users see the sources that they own or may
-    read."""
+    """Asked from the device itself, with the state of its spool and its uplink. The device has 5 s to answer. Users see
+    the sources that they own or may read."""
     user, book = only_of(caller), scheduler.observations.book
     if user is not None and not any(node == node_id for node, _ in book.visible(user)):
         raise NotFound(f"no node {node_id!r} has sources that you may see")
@@ -182,7 +183,8 @@ async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) ->
     dependencies=OPERATORS,
 )
 async def add_source(request: Request, scheduler: Service, node_id: NodeId) -> None:
-    """If the settings of the node allow it (`remote_sources`)."""
+    """For operators. The body has the fields of a `[[source]]` table. The device refuses it with 403 unless its setting
+    `remote_sources` allows changes."""
     body = await read_body(request.receive, most_bytes=_MOST_BYTES)
     await scheduler.remote_sources.change(node_id, "POST", "", body or b"{}")
 
@@ -195,6 +197,7 @@ async def add_source(request: Request, scheduler: Service, node_id: NodeId) -> N
     dependencies=OPERATORS,
 )
 async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+    """For operators. Its observations stay."""
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}")
 
 
@@ -206,7 +209,7 @@ async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -
     dependencies=OWNERS,
 )
 async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
-    """It takes no pictures until it is resumed."""
+    """For operators and the owner. The source takes no pictures until it is resumed."""
     await scheduler.remote_sources.change(node_id, "POST", f"/{name}/pause")
 
 
@@ -218,4 +221,5 @@ async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) ->
     dependencies=OWNERS,
 )
 async def resume_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+    """For operators and the owner."""
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}/pause")
