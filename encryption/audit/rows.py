@@ -58,13 +58,13 @@ class Row:
     recognised_high: float
     """95 % interval of `recognised`: other pictures would give other shares."""
     recognised_originals: float
-    """The same on the images themselves."""
+    """Top-1 accuracy of `judge` on the original images."""
     judge: str
     """A network that had no part in the attack."""
     fine_accuracy: float
     """Accuracy of the network behind the encoder, on `test_images` images."""
     accuracy_lost: float
-    """The same network's accuracy on the pixels of these images, minus that."""
+    """Accuracy of the same network on the pixels of these images, minus `fine_accuracy`."""
     test_images: int
     """Test images on which `fine_accuracy` was measured."""
     payload_bytes: float

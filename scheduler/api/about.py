@@ -45,7 +45,10 @@ about = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
     dependencies=USERS,
 )
 async def get_sample(
-    scheduler: Service, index: Annotated[int, Path(ge=0, le=999_999_999, description="Below `samples` of /v1/info.")]
+    scheduler: Service,
+    index: Annotated[
+        int, Path(ge=0, le=999_999_999, description="Index of the picture, below `samples` of `GET /v1/info`.")
+    ],
 ) -> Response:
     """One of the test pictures that come with Terrace, as PNG. The header `Terrace-Sample` holds its class. 404 if the
     fleet answers other classes; `samples` of `GET /v1/info` is then 0."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from scheduler.api.own_address import OwnAddress
+from scheduler.api.parameters import NodePath
 from scheduler.api.routing import (
     ADMINS,
     CHECKS,
@@ -38,14 +39,10 @@ from tierkit.wire.messages import (
     DeviceRoute,
     Heartbeat,
     Lease,
-    NodeId,
     Registration,
 )
 
 __all__ = ["devices"]
-
-NodeName = Annotated[NodeId, Path()]
-
 
 devices = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
@@ -145,7 +142,7 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
     summary="Renew a node's lease",
     dependencies=NODES,
 )
-async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
+async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodePath, beat: Heartbeat) -> Response:
     """For nodes, every `heartbeat_s` seconds of the lease. 404 or 409: the node has to register again. The answer has
     the headers of the answer to a registration, and the number of the newest label in `Terrace-Labels`."""
     if caller is not None:
@@ -162,7 +159,7 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
     summary="The route of the pictures of a node's sources",
     dependencies=NODES,
 )
-async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> DeviceRoute:
+async def get_route(scheduler: Service, caller: CallerOf, node_id: NodePath) -> DeviceRoute:
     """For nodes with sources: the upstream nodes to ask, the form of the pictures, and the thresholds. The header
     `Terrace-Route` of other answers has its version."""
     if caller is not None:
@@ -177,7 +174,7 @@ async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> 
     summary="Source of a network's file",
     dependencies=NODES,
 )
-async def copies(scheduler: Service, caller: CallerOf, node_id: NodeName, report: CopyReport) -> CopyAnswer:
+async def copies(scheduler: Service, caller: CallerOf, node_id: NodePath, report: CopyReport) -> CopyAnswer:
     """For nodes that lack the file of a network. The node reports its progress and learns from which node, or from the
     scheduler, to copy the file. 404 also if no release has the file."""
     if caller is not None:
@@ -192,8 +189,8 @@ async def copies(scheduler: Service, caller: CallerOf, node_id: NodeName, report
     summary="Give a node no new tasks",
     dependencies=OPERATORS,
 )
-async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
-    """For operators. The node finishes the tasks that it has. The order holds until the node is resumed, also over
+async def drain(scheduler: Service, caller: CallerOf, node_id: NodePath) -> None:
+    """For operators. The node finishes the tasks that it has. The order holds until the node is resumed, and over
     restarts of the node and of the scheduler."""
     await scheduler.operators.drain(node_id, _name(caller))
 
@@ -205,7 +202,7 @@ async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None
     summary="Give a drained node tasks again, or let a removed one register",
     dependencies=OPERATORS,
 )
-async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
+async def resume(scheduler: Service, caller: CallerOf, node_id: NodePath) -> None:
     """For operators. Ends a drain or a removal."""
     await scheduler.operators.resume(node_id, _name(caller))
 
@@ -220,12 +217,13 @@ async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> Non
 async def trust(
     scheduler: Service,
     caller: CallerOf,
-    node_id: NodeName,
+    node_id: NodePath,
     trusted: Annotated[
-        Literal["yes", "no", "default"], Query(description="`default`: as the scheduler's setting `trusted` says.")
+        Literal["yes", "no", "default"],
+        Query(description="`yes`: it may. `no`: it may not. `default`: the scheduler's setting `trusted` decides."),
     ],
 ) -> None:
-    """For admins. Overrides the scheduler's setting `trusted` from the next task on, also over restarts."""
+    """For admins. Overrides the scheduler's setting `trusted` from the next task on, and over restarts."""
     await scheduler.operators.trust(node_id, _name(caller), {"yes": True, "no": False, "default": None}[trusted])
 
 
@@ -239,9 +237,13 @@ async def remove(
     request: Request,
     scheduler: Service,
     caller: CallerOf,
-    node_id: NodeName,
-    incarnation: Annotated[str | None, Query(description="A node takes its leave: this process of it ends.")] = None,
-    forget: Annotated[bool, Query(description="Strike a dead or removed node off the list.")] = False,
+    node_id: NodePath,
+    incarnation: Annotated[
+        str | None, Query(description="For nodes that shut down: the incarnation of the process that ends.")
+    ] = None,
+    forget: Annotated[
+        bool, Query(description="Strike a dead or removed node off the list. 409 for any other node.")
+    ] = False,
 ) -> None:
     """For operators. The node's tasks go to other nodes, and it may not register until it is resumed. `forget` strikes
     a dead or removed node off the list, with every order about it, so that it may register again. Forgetting a node

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
+from scheduler.api.parameters import LastEventId
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -92,7 +93,7 @@ async def follow_fleet(
     still_admitted: StillAdmitted,
     snapshots: Newest,
     seen_sites: SeenSites,
-    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
+    last_event_id: LastEventId = None,
 ) -> StreamingResponse:
     """`snapshot` carries the content of `GET /v1/fleet`: at once, each second, and when a node changes. `happened`
     carries an event of the history. With `Last-Event-ID`, missed events come first."""
@@ -131,7 +132,14 @@ async def get_history(
     snapshots: Newest,
     caller: CallerOf,
     seen: SeenSites,
-    minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
+    minutes: Annotated[
+        int,
+        Query(
+            ge=1,
+            le=1440,
+            description="Length of the history: up to 60 minutes in rows of a second, otherwise in rows of a minute.",
+        ),
+    ] = 15,
 ) -> Response:
     """One list per figure, with a row every `step_s` seconds from `start`; null if nothing was measured. Figures are
     about the whole fleet; with `site`, the events are about this site. The history begins again with each start of the

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from scheduler.api.parameters import CURSOR, LIMIT, Bom, Format, LastEventId
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -98,7 +99,7 @@ _UPLOAD = {UPLOAD_FIELDS: True, "requestBody": _BODY, "parameters": _policy_para
 async def _seen(
     scheduler: Service,
     caller: CallerOf,
-    job_id: Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)],
+    job_id: Annotated[str, Path(description="Id of the job.", max_length=64)],
 ) -> str:
     """The id of a job that the caller may see. Raises NotFound."""
     if (owner := only_of(caller)) is not None:
@@ -108,7 +109,7 @@ async def _seen(
 
 JobId = Annotated[str, Depends(_seen)]
 """Id of a job: any job for operators, and only their own for other callers."""
-Cursor = Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")]
+Cursor = Annotated[str | None, Query(max_length=64, description=CURSOR)]
 JobCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9a-f]{20}$"})]
 AttemptCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9]{1,9}-[0-9]{1,9}$"})]
 OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only entries of this task.")]
@@ -116,7 +117,7 @@ OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only e
 
 async def _sought(
     caller: CallerOf,
-    state: JobState | None = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only jobs that name this site.")] = None,
 ) -> SoughtJobs:
     """The search that the caller asks for."""
@@ -150,7 +151,11 @@ async def submit(
     caller: CallerOf,
     may_go_on: StillAdmitted,
     idempotency_key: Annotated[
-        str | None, Header(description="Names this submission: the same again answers with the same job.")
+        str | None,
+        Header(
+            description="Name of this submission, chosen by the client. The same request with the same name returns "
+            "the same job, even after a lost answer."
+        ),
     ] = None,
 ) -> Job:
     """Images come in a form, as one file, or as an Open Inference Protocol request. The job is stored when the answer
@@ -176,7 +181,7 @@ async def submit(
 async def list_jobs(
     scheduler: Service,
     sought: Annotated[SoughtJobs, Depends(_sought)],
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Annotated[int, Query(ge=1, le=200, description=LIMIT)] = 50,
     cursor: JobCursor = None,
 ) -> JobPage:
     """All jobs for operators, and only their own for other callers. `next_cursor` of a page continues the list."""
@@ -210,8 +215,8 @@ async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
 async def get_results(
     scheduler: Service,
     job_id: JobId,
-    format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
-    bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
+    format: Format = "jsonl",
+    bom: Bom = False,
 ) -> StreamingResponse:
     """While the job runs, the results so far; afterwards all images. The header `Terrace-Job-State` gives the state. In
     CSV, a text that a spreadsheet would compute begins with a single quote; JSON has all texts unchanged."""
@@ -231,7 +236,7 @@ async def get_results(
 async def get_attempts(
     scheduler: Service,
     job_id: JobId,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description=LIMIT)] = 200,
     cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> AttemptPage:
@@ -249,7 +254,7 @@ async def get_attempts(
 async def get_explanation(
     scheduler: Service,
     job_id: JobId,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description=LIMIT)] = 200,
     cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> Explanation:
@@ -268,8 +273,8 @@ async def get_events(
     caller: CallerOf,
     may_go_on: StillAdmitted,
     job_id: JobId,
-    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
-    only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
+    last_event_id: LastEventId = None,
+    only: Annotated[Literal["state"] | None, Query(description="`state`: leave the results out.")] = None,
 ) -> StreamingResponse:
     """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, and `state` carries
     the job. The stream begins with the job's first event and ends after the final state. `state` comes again with its
@@ -292,8 +297,8 @@ async def get_events(
 async def get_image(
     scheduler: Service,
     job_id: JobId,
-    index: Annotated[int, Path(ge=0, le=999_999_999, description="As in its result.")],
-    size: Annotated[int, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = 96,
+    index: Annotated[int, Path(ge=0, le=999_999_999, description="Index of the image in the upload, from 0.")],
+    size: Annotated[int, Query(ge=16, le=512, description="Largest number of pixels on the longer side.")] = 96,
     sec_fetch_dest: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     """Upright, in its original shape, and not enlarged: a PNG if the job keeps pixels, otherwise a JPEG. Pictures are

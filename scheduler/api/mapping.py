@@ -43,8 +43,12 @@ mapping = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 async def get_mapping(
     scheduler: Service,
     seen: SeenSites,
-    scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
-    tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
+    scheme: Annotated[
+        Scheme | None, Query(description="Scheme to show the mapping for. Default: the scheduler's setting.")
+    ] = None,
+    tasks: Annotated[
+        int, Query(ge=1, le=1_000_000, description="Number of tasks in the formulas (N_t), each of 50 images.")
+    ] = 200,
 ) -> MappingReport:
     """Upstream nodes of each end device with the reason, and the paper's formulas with their values. With `site`,
     figures and formulas are about this site, otherwise about the nodes of no site."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -84,8 +84,14 @@ async def list_models(request: Request, scheduler: Service) -> Response:
 async def get_weights(
     request: Request,
     scheduler: Service,
-    name: str,
-    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
+    name: Annotated[str, Path(description="Name of the network, or of a part of an encoder.")],
+    sha256: Annotated[
+        str | None,
+        Query(
+            pattern="^[0-9a-f]{64}$",
+            description="sha256 of the wanted version. Default: the version of the release in force.",
+        ),
+    ] = None,
 ) -> Response:
     """Weights of the release in force, or of any other release by sha256. `Range` and `If-None-Match` are supported."""
     entry = scheduler.releases.file(name, sha256)

@@ -13,7 +13,9 @@ from tierkit.wire.runs import RUN_ID_PATTERN
 
 __all__ = ["offers"]
 
-OfferId = Annotated[str, Path(pattern=RUN_ID_PATTERN, description="32 hex digits, chosen by the host.")]
+OfferId = Annotated[
+    str, Path(pattern=RUN_ID_PATTERN, description="Id of the offer: 32 hex digits, chosen by the host.")
+]
 
 offers = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=SmallBody)
 

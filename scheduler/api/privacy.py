@@ -89,7 +89,9 @@ async def get_audit(scheduler: Service, response: Response) -> AuditReport:
 )
 async def get_audit_picture(
     scheduler: Service,
-    picture: Annotated[str, InPath(pattern="^(originals|[0-9]{1,3})$", description="`originals`, or a row from 0.")],
+    picture: Annotated[
+        str, InPath(pattern="^(originals|[0-9]{1,3})$", description="`originals`, or the number of a row, from 0.")
+    ],
 ) -> Response:
     """At most 8 pictures, in the order of the originals."""
     _, folder, _ = await asyncio.to_thread(_find, scheduler.settings)

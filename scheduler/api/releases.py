@@ -47,8 +47,8 @@ _MOST_HISTORY = 20
 _WRONG = "its answers"
 _CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "It cannot be done now; the answer says why."}}
 
-Ref = Annotated[str, Path(max_length=80, description="NAME@NUMBER, or the number.")]
-Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+Ref = Annotated[str, Path(max_length=80, description="The release: NAME@NUMBER, or only the number.")]
+Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="sha256 of the file.")]
 
 
 class _LargeBody(SmallBody):
@@ -157,7 +157,9 @@ async def roll_back(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
 )
 async def prune(
     scheduler: Service,
-    dry_run: Annotated[bool, Query(description="Remove nothing, and list what would be removed.")] = True,
+    dry_run: Annotated[
+        bool, Query(description="True: remove nothing, and list the releases and files that would be removed.")
+    ] = True,
 ) -> Pruned:
     """For operators. These releases stay: the one in force, the one before it, releases that were never started, and
     releases of unfinished jobs."""

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from scheduler.api.parameters import CURSOR, LIMIT
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -65,7 +66,9 @@ def _name(caller: Caller | None) -> str | None:
     return None if caller is None else caller.name
 
 
-RunId = Annotated[str, Path(max_length=64, description="As in `id`.", json_schema_extra={"pattern": RUN_ID_PATTERN})]
+RunId = Annotated[
+    str, Path(max_length=64, description="Id of the run, 32 hex digits.", json_schema_extra={"pattern": RUN_ID_PATTERN})
+]
 Seen = Annotated[Sight, Depends(_sight)]
 
 runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_ReportBody)
@@ -123,12 +126,12 @@ async def report(request: Request, scheduler: Service, caller: CallerOf, run_id:
 async def list_runs(
     scheduler: Service,
     sight: Seen,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Annotated[int, Query(ge=1, le=200, description=LIMIT)] = 50,
     cursor: Annotated[
         str | None,
         Query(
             max_length=64,
-            description="`next_cursor` of the page before.",
+            description=CURSOR,
             json_schema_extra={"pattern": "^[0-9]{1,17}-[0-9a-f]{32}$"},
         ),
     ] = None,
@@ -265,7 +268,7 @@ async def uninvite(
     scheduler: Service,
     sight: Seen,
     run_id: RunId,
-    name: Annotated[str, Path(max_length=63, description="As in the answer to the invitation.")],
+    name: Annotated[str, Path(max_length=63, description="Name of the invitation.")],
 ) -> None:
     """For everyone who may invite to the run. The token is invalid at once, and the tickets of its workers within
     seconds."""
@@ -291,7 +294,7 @@ async def order_worker(
     scheduler: Service,
     sight: Seen,
     run_id: RunId,
-    name: Annotated[str, Path(max_length=63, description="As in `workers`.")],
+    name: Annotated[str, Path(max_length=63, description="Name of the worker.")],
     wanted: WorkerWish,
 ) -> Run:
     """`pause`: no work for it. `drop`: no work ever. `trust`: its updates count without being judged. `resume`: its

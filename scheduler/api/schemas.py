@@ -26,10 +26,10 @@ class SignIn(BaseModel):
 class WhoAmI(BaseModel):
     """The holder of the token, or of the session, that came with the request; nulls where no token is asked for."""
 
-    name: str | None = Field(None, description="Name of the token.")
-    role: str | None = Field(None, description="Role of the token: user, operator, admin, node or worker.")
+    name: str | None = Field(default=None, description="Name of the token.")
+    role: str | None = Field(default=None, description="Role of the token: user, operator, admin, node or worker.")
     expires: datetime | None = Field(
-        None, description="Time until which the token is valid; null: until it is revoked."
+        default=None, description="Time until which the token is valid; null: until it is revoked."
     )
     sites: tuple[str, ...] = Field(default=(), description="The only sites that a user may see and use. Empty: all.")
 
@@ -38,8 +38,8 @@ class Pair(BaseModel):
     """Upstream nodes of an end device."""
 
     end: str = Field(description="Id of the end device.")
-    upstream: list[str] = Field(description="In the order in which the device tries them.")
-    shared: int = Field(description="How many of them, from the first, take turns.")
+    upstream: list[str] = Field(description="Ids of the upstream nodes, in the order in which the device tries them.")
+    shared: int = Field(description="Number of these nodes, from the first, that take turns.")
     reason: str = Field(description="Reason for these upstream nodes.")
 
 
@@ -53,8 +53,10 @@ class AdaptiveReport(BaseModel):
 class LinkReport(BaseModel):
     """The seconds to a tier and back, t^c of the formulas."""
 
-    set_s: float | None = Field(description="By the operator (`end_link_s`, `edge_link_s`, `cloud_link_s`).")
-    measured_s: float | None = Field(description="From answers; null before the first.")
+    set_s: float | None = Field(
+        description="Seconds that the operator has set (`end_link_s`, `edge_link_s`, `cloud_link_s`); null if not set."
+    )
+    measured_s: float | None = Field(description="Seconds measured from answers; null before the first.")
     used_s: float = Field(description="Seconds that the formulas use: the operator's, otherwise the measured ones.")
 
 
@@ -62,13 +64,15 @@ class SiteMapping(BaseModel):
     """The figures of a site in the mapping."""
 
     site: str = Field(description="Name of the site.")
-    n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
+    n_map: int | None = Field(
+        description="End devices for each edge node (Eq. 4); null without end devices or edge nodes."
+    )
     n_map_reason: str = Field(description="Explanation of `n_map`.")
     theta_cloud: float | None = Field(description="The cloud's planned share of the site's tasks (Eq. 5).")
     cloud_share: float | None = Field(description="The cloud's actual share, as in the mapping of the fleet.")
     cloud_nodes: float = Field(
-        description="Its share of the cloud nodes that belong to no site, in proportion to the end devices for which "
-        "the edge nodes of each site have no place."
+        description="Share of the cloud nodes that belong to no site, in nodes: in proportion to the "
+        "end devices for which the edge nodes of each site have no place."
     )
 
 
@@ -77,22 +81,26 @@ class MappingReport(BaseModel):
 
     scheme: Scheme = Field(description="Scheme that the figures are for.")
     scheme_default: Scheme = Field(description="Scheme of jobs that name none.")
-    site: str | None = Field(description="What the figures are about: a site, or the nodes of no site.")
-    n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
+    site: str | None = Field(description="Site that the figures are about; null: the nodes of no site.")
+    n_map: int | None = Field(
+        description="End devices for each edge node (Eq. 4); null without end devices or edge nodes."
+    )
     n_map_reason: str = Field(description="Explanation of `n_map`.")
     theta_cloud: float | None = Field(description="The cloud's planned share of the tasks, Eq. 5.")
     cloud_share: float | None = Field(
         description="The cloud's actual share of the images that upstream nodes answered in the scheme `mapping` since "
         "the planned share last changed; null before the first."
     )
-    pairs: list[Pair] = Field(description="Of the site, or of all end devices.")
-    formulas: dict[str, dict[str, Any]] = Field(description="Of the site, or of the nodes of no site.")
+    pairs: list[Pair] = Field(description="Upstream nodes of the site's end devices, or of all end devices.")
+    formulas: dict[str, dict[str, Any]] = Field(
+        description="Formulas and figures of the site, or of the nodes of no site."
+    )
     links: dict[Tier, LinkReport] = Field(description="From the scheduler to an end device, and from there upwards.")
     sites: list[SiteMapping] = Field(description="Each site of the fleet, if it has any.")
     encoding: list[EncodingEstimate] = Field(
         description="Measured times to encode an image, of the end devices and edge nodes that have encoded."
     )
-    adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
+    adaptive: AdaptiveReport | None = Field(description="Estimates of the scheme `adaptive`; null for other schemes.")
 
 
 class AuditReport(KeptAudit):

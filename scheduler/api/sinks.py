@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
+from scheduler.api.parameters import LIMIT
 from scheduler.api.routing import ADMINS, CHECKS, MISSING, CallerOf, Service, SmallBody
 from scheduler.core.outbox import DeadLetter, EventFilter, Sink
 from scheduler.jobs.service import Scheduler
@@ -33,7 +34,7 @@ __all__ = ["sinks"]
 _CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "The name is taken, or there are too many sinks."}}
 _RECEIVER: dict[int | str, dict[str, Any]] = {502: {"description": "The receiver does not take it."}}
 
-Name = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63)]
+Name = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63, description="Name of the sink.")]
 
 sinks = APIRouter(tags=["sinks"], dependencies=[*CHECKS, *ADMINS], route_class=SmallBody)
 
@@ -79,7 +80,7 @@ async def remove(scheduler: Service, name: Name) -> None:
     "/v1/sinks/{name}/pause", response_model=SinkNow, responses=MISSING, summary="Let the events of a sink wait"
 )
 async def pause(scheduler: Service, caller: CallerOf, name: Name) -> SinkNow:
-    """Events wait until the sink is resumed, also over restarts."""
+    """Events wait until the sink is resumed, and over restarts."""
     by = "" if caller is None else f" by {caller.name}"
     return _now(scheduler, await scheduler.sinks.pause(name, f"paused{by}"))
 
@@ -107,7 +108,7 @@ async def dead(
     scheduler: Service,
     name: Name,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only higher numbers.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    limit: Annotated[int, Query(ge=1, le=500, description=LIMIT)] = 100,
 ) -> DeadLetterPage:
     """Events that were given up, by number. `next` is the `after` of the next page."""
     found = await scheduler.sinks.letters(name, after=after, most=limit)

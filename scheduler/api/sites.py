@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
+from scheduler.api.parameters import SitePath
 from scheduler.api.routing import CHECKS, MISSING, OPERATORS, USERS, CallerOf, Service, SmallBody, sites_of
 from scheduler.core.device import Device
 from scheduler.core.site import NO_SITE, SitesSeen
@@ -17,14 +18,11 @@ from tierkit.access import Caller
 from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tierkit.types import Health, Scheme, SiteHealth, Tier
 from tierkit.wire.api import SiteChange, SiteList, SiteNow
-from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["cloud_share", "sites", "sites_now"]
 
 _MOST_TOLD = 3
 """Nodes in the reason of a site."""
-
-SitePath = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63)]
 
 sites = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 

@@ -70,7 +70,7 @@ class NodeNow:
     own_ms_per_image: float
     """Milliseconds per image by its own measurement at its start."""
     images_per_minute: int | None
-    """Its power budget; null: no limit."""
+    """Power budget in images per minute; null: no limit."""
     joined_at: float
     """Seconds since 1970."""
     last_seen: float | None

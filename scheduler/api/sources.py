@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from scheduler.api.parameters import NodePath, OnlyNode, OnlySource, SourcePath
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -48,8 +49,6 @@ _SOURCE = {
     "description": "The fields of a `[[source]]` table.",
 }
 
-SourceName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
-
 
 class SourceFilter(NamedTuple):
     """The sources that a caller asks for."""
@@ -63,8 +62,8 @@ class SourceFilter(NamedTuple):
 async def _wanted(
     caller: CallerOf,
     seen: SeenSites,
-    node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None,
-    source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None,
+    node: OnlyNode = None,
+    source: OnlySource = None,
 ) -> SourceFilter:
     return SourceFilter(only_of(caller), node, source, seen.only)
 
@@ -85,7 +84,7 @@ class NewRights(BaseModel):
     )
 
 
-async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName) -> None:
+async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodePath, name: SourcePath) -> None:
     """A route for operators and the owner of a source. Raises NotFound, Forbidden for others."""
     scheduler.observations.book.check_owner(only_of(caller), node_id, name)
 
@@ -145,7 +144,7 @@ async def follow_sources(
     dependencies=USERS,
 )
 async def set_rights(
-    scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName, wanted: NewRights
+    scheduler: Service, caller: CallerOf, node_id: NodePath, name: SourcePath, wanted: NewRights
 ) -> SourceRights:
     """Operators see all sources. An owner may change the readers. The source need not have sent anything yet."""
     book, user = scheduler.observations.book, only_of(caller)
@@ -163,7 +162,7 @@ async def set_rights(
     summary="Sources of a node",
     dependencies=USERS,
 )
-async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) -> SourcesReport:
+async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodePath) -> SourcesReport:
     """Asked from the device itself, with the state of its spool and its uplink. The device has 5 s to answer. Users see
     the sources that they own or may read."""
     user, book = only_of(caller), scheduler.observations.book
@@ -182,7 +181,7 @@ async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) ->
     summary="Add a source to a node",
     dependencies=OPERATORS,
 )
-async def add_source(request: Request, scheduler: Service, node_id: NodeId) -> None:
+async def add_source(request: Request, scheduler: Service, node_id: NodePath) -> None:
     """For operators. The body has the fields of a `[[source]]` table. The device refuses it with 403 unless its setting
     `remote_sources` allows changes."""
     body = await read_body(request.receive, most_bytes=_MOST_BYTES)
@@ -196,7 +195,7 @@ async def add_source(request: Request, scheduler: Service, node_id: NodeId) -> N
     summary="Remove a source of a node",
     dependencies=OPERATORS,
 )
-async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+async def remove_source(scheduler: Service, node_id: NodePath, name: SourcePath) -> None:
     """For operators. Its observations stay."""
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}")
 
@@ -208,7 +207,7 @@ async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -
     summary="Pause a source of a node",
     dependencies=OWNERS,
 )
-async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+async def pause_source(scheduler: Service, node_id: NodePath, name: SourcePath) -> None:
     """For operators and the owner. The source takes no pictures until it is resumed."""
     await scheduler.remote_sources.change(node_id, "POST", f"/{name}/pause")
 
@@ -220,6 +219,6 @@ async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) ->
     summary="Let a paused source continue",
     dependencies=OWNERS,
 )
-async def resume_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+async def resume_source(scheduler: Service, node_id: NodePath, name: SourcePath) -> None:
     """For operators and the owner."""
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}/pause")

@@ -25,13 +25,13 @@ tokens = APIRouter(tags=["tokens"], dependencies=[*CHECKS, *ADMINS], route_class
 
 T = TypeVar("T")
 Lifetime = Annotated[PositiveFloat, Field(le=LONGEST_S)]
-Name = Annotated[NodeId, Path()]
+Name = Annotated[NodeId, Path(description="Name of the token. To revoke, its id is accepted too.")]
 
 
 class NewToken(TokenRights):
     """Rights of a token to create; names are the same as in the file of tokens."""
 
-    expires_s: Lifetime | None = Field(None, description="Valid for so long; null: until it is revoked.")
+    expires_s: Lifetime | None = Field(None, description="Validity in seconds; null: until it is revoked.")
 
 
 class Rotation(BaseModel):
@@ -40,9 +40,9 @@ class Rotation(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     grace_s: Annotated[NonNegativeFloat, Field(le=LONGEST_S)] = Field(
-        86400.0, description="How long the old one stays valid."
+        86400.0, description="Seconds for which the old token stays valid."
     )
-    expires_s: Lifetime | None = Field(None, description="Valid for so long; null: as long as the old one was.")
+    expires_s: Lifetime | None = Field(None, description="Validity in seconds; null: as long as the old token had.")
 
 
 class TokenNow(TokenRights):
@@ -52,7 +52,7 @@ class TokenNow(TokenRights):
     created: datetime | None = Field(description="Time at which it was made.")
     expires: datetime | None = Field(description="Time until which it is valid; null: until it is revoked.")
     used: tuple[str, ...] = Field(description="Names under which workers have come with an invitation.")
-    inviter: str | None = Field(description="Who has made an invitation.")
+    inviter: str | None = Field(description="Name of the token that made the invitation; null for other tokens.")
 
 
 class Tokens(BaseModel):

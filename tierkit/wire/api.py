@@ -311,7 +311,7 @@ class JobPage(_Value):
     jobs: tuple[Job, ...]
     """Jobs of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""
 
 
 class Attempt(_Value):
@@ -355,7 +355,7 @@ class AttemptPage(_Value):
     attempts: tuple[Attempt, ...]
     """Attempts of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""
 
 
 class Decision(_Value):
@@ -391,7 +391,7 @@ class Explanation(_Value):
     decisions: tuple[Decision, ...]
     """Decisions of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""
 
 
 class Device(_Value):
@@ -440,7 +440,7 @@ class Device(_Value):
     joined_s: float | None = None
     """Seconds since it registered."""
     images_per_minute: int | None = None
-    """Its power budget; None: no limit."""
+    """Power budget in images per minute; None: no limit."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which a node must lie for this one to send images or features there; empty: anywhere."""
     sources: bool = False
@@ -450,7 +450,7 @@ class Device(_Value):
 
 
 class DeviceList(_Value):
-    """All nodes that the scheduler knows."""
+    """Nodes that the scheduler knows."""
 
     devices: tuple[Device, ...]
     """Nodes of the device list."""
@@ -481,7 +481,7 @@ class SiteNow(_Value):
     """The cloud's actual share of its images in the scheme mapping since that share last changed; None before the
     first."""
     cloud_nodes: float = 0.0
-    """Its share of the cloud nodes that belong to no site, in nodes: in proportion to the end devices for which the
+    """Share of the cloud nodes that belong to no site, in nodes: in proportion to the end devices for which the
     edge nodes of the sites have no place."""
 
 

@@ -35,13 +35,13 @@ class CopyReport(_Message):
     plan: bool = False
     """True if the answer is to have the hashes of the chunks."""
     got: bool = False
-    """It has the file now."""
+    """True if the node has the file now."""
     bytes_per_s: Rate = 0.0
     """Speed of the last copy."""
     bytes_from_nodes: Annotated[int, Field(ge=0, le=2**40)] = 0
     """Bytes of the file that other nodes have sent, with `got`."""
     ended: bool = False
-    """It needs the file no longer, or fetches it from the scheduler outside the tree."""
+    """True if the node no longer needs the file, or fetches it from the scheduler outside the tree."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
     """Reason why a copy ended early: the source sent wrong bytes, lacks bytes that it offered, or is gone."""
     failed_source: NodeUrl | None = None
@@ -54,7 +54,7 @@ class CopyAnswer(_Message):
     """Source from which the node gets the file."""
 
     key: Annotated[str, Field(pattern=r"^[\w-]{1,100}$", repr=False)]
-    """Opens the files of networks at nodes that pass them on to this one, and is asked for by this one."""
+    """Key that this node shows to the nodes that it copies from, and asks of the nodes that copy from it."""
     go: bool = False
     """False: it has to wait; it asks again."""
     source: NodeUrl | None = None

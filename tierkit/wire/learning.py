@@ -58,7 +58,7 @@ class KeptState(_Value):
     """The kept sample of a device, as the device reports it."""
 
     pictures: int = 0
-    """Kept pictures."""
+    """Number of kept pictures."""
     differs: int = 0
     """Pictures with different coarse answers."""
     unsure: int = 0
@@ -85,7 +85,7 @@ class NodeLearning(_Value):
     node: str
     """Id of the device."""
     kept: KeptState | None = None
-    """None: the device keeps none, or has not said so since the scheduler started."""
+    """Kept sample of the device; None if it keeps none, or has not reported since the scheduler started."""
     audited: int = 0
     """Sure pictures with an answer from above, of the latest 1,000."""
     agreement: float | None = None
@@ -105,7 +105,7 @@ class LabelOfPerson(_Value):
     """The label of a picture; the device that took it reads this."""
 
     number: int
-    """Rises with each label that is set or taken back."""
+    """Number of the change; it rises with each label that is set or taken back."""
     source: str
     """Source of the picture."""
     sequence: int
@@ -135,7 +135,7 @@ class LearningNow(_Value):
     nodes: tuple[NodeLearning, ...]
     """Devices that keep pictures, or whose sure pictures are audited."""
     audited: int = 0
-    """The same for all devices together."""
+    """Sure pictures with an answer from above, of all devices together."""
     agreement: float | None = None
     """Share of the audited pictures with the same coarse class; None without any."""
     labels: int = 0

@@ -272,7 +272,7 @@ class Registration(_Message):
     node_id: NodeId
     """Id of the node: 1 to 63 lower-case letters, digits, dots, dashes and underscores."""
     incarnation: Incarnation
-    """Fresh at each start of the process; work given to an older incarnation is void."""
+    """Id of the process, new at each start; work given to an older incarnation is void."""
     tier: Tier
     """Tier of the node."""
     url: NodeUrl
@@ -331,7 +331,7 @@ class Heartbeat(_Message):
     images_done: Total
     """Images computed since the node started; a count that does not rise under load shows a node without progress."""
     draining: bool = False
-    """It takes no tasks now: it shuts down, an operator has unloaded a model of it, or what computes its models is
+    """True if it takes no tasks now: it shuts down, an operator has unloaded a model of it, or its model process is
     away."""
     replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
     """Copies of its models that compute side by side now. The speeds in its registration are for one copy."""
@@ -351,7 +351,7 @@ class Encoding(_Message):
     form: FeatureForm = FeatureForm.UINT8
     """Number format of the features."""
     noise_key: NoiseKey = ""
-    """The same key adds the same noise to an image. Empty: the node chooses a key."""
+    """Key of the noise that is added to images: the same key adds the same noise. Empty: the node chooses a key."""
 
 
 class Relay(_Message):
@@ -381,7 +381,8 @@ class Upstream(_Message):
     reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """`ModelOffer.reading` of that version. "": the node's choice, if it has two that differ in nothing else."""
     encoding: Encoding | None
-    """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
+    """Encoder whose features the node gets; None: it may see pixels. The field has no default, so that it is never
+    left out by mistake."""
     relay: Relay | None = None
     """The node that encodes in the end node's place; only with `encoding`."""
     key: NodeKey = ""

@@ -95,9 +95,9 @@ class Observation(_Message, frozen=True, kw_only=True):
     source: SourceName
     """Unique on its node."""
     sequence: SequenceNumber
-    """Rises by one with each picture of the source. A number that is missing was lost, and a `Gap` says so."""
+    """Sequence number; it rises by one with each picture of the source. A missing one is in a `Gap`."""
     revision: Count = 0
-    """Rises each time the observation is amended; a reader keeps the highest one."""
+    """Number of amendments so far; a reader keeps the observation with the highest one."""
     age_s: Age
     """Elapsed time between the picture and the moment at which this message was written."""
     taken_at: Timestamp | None = None
@@ -105,7 +105,7 @@ class Observation(_Message, frozen=True, kw_only=True):
     name: Text = ""
     """Name of the file, relative to the folder that it was taken from."""
     local: LocalAnswer | None = None
-    """None: the picture cannot be read."""
+    """Answer of the device itself; None: the picture cannot be read."""
     release: Count = 0
     """Number of the release that gave the local answer; 0: none, on a node with its own networks or for the answer of a
     personal head."""
@@ -147,7 +147,7 @@ class KeptReport(_Message, frozen=True, kw_only=True):
     """The pictures that a device keeps to learn from, by its own word."""
 
     pictures: Count = 0
-    """Kept pictures."""
+    """Number of kept pictures."""
     differs: Count = 0
     """Pictures with different superclasses in the local answer and the one from above."""
     unsure: Count = 0
@@ -172,7 +172,7 @@ class DeviceStatus(_Message, frozen=True, kw_only=True):
     """The state of a device with sources when it wrote a batch."""
 
     sources: Annotated[tuple[ReportedSource, ...], Meta(max_length=256)] = ()
-    """All that it has."""
+    """Sources of the device, with their states."""
     waiting_answers: Count = 0
     """Answers in its spool that neither the scheduler has nor this batch holds."""
     waiting_pictures: Count = 0
@@ -191,7 +191,7 @@ class DeviceStatus(_Message, frozen=True, kw_only=True):
     bytes_per_day: Count | None = None
     """The budget for that; None without one."""
     kept: KeptReport | None = None
-    """None if the device keeps no pictures to learn from."""
+    """Pictures kept to learn from; None if the device keeps none."""
 
 
 class ObservationBatch(_Message, frozen=True, kw_only=True):
@@ -209,7 +209,7 @@ class ObservationBatch(_Message, frozen=True, kw_only=True):
     gaps: Annotated[tuple[Gap, ...], Meta(max_length=MAX_BATCH)] = ()
     """Observations that the device has lost."""
     device: DeviceStatus | None = None
-    """None in batches of an older Terrace."""
+    """State of the device; None in batches of an older Terrace."""
 
 
 class Behind(_Message, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ class OfferedStart(StartWish):
     """A run that a person wants from a host."""
 
     id: Id
-    """Chosen by the scheduler. The run gets another one."""
+    """Id of the start, chosen by the scheduler. The run gets another id."""
 
 
 class StartedRun(Message):
@@ -154,7 +154,7 @@ class Offer(Value):
     workers: int
     """Workers that it expects in each run."""
     latest: StartedRun | None = None
-    """Kept until the next start."""
+    """Start that the host has taken last; kept until the next one."""
     waiting: tuple[OfferedStart, ...] = ()
     """Starts that the host has not taken yet, the next one first."""
 

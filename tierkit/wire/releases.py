@@ -92,7 +92,7 @@ class ReleaseNetwork(_Value):
     gpu: bool = False
     """True if only nodes with a GPU serve it by default."""
     target: str
-    """coarse | fine"""
+    """Labels that it answers with: `coarse` or `fine`."""
     size_bytes: int
     """Size of its file, in bytes."""
     accuracy: float | None = None
@@ -119,7 +119,7 @@ class ReleaseNow(_Value):
     """A release as it is now."""
 
     release: str
-    """NAME@NUMBER."""
+    """Name and number of the release: NAME@NUMBER."""
     name: str
     """Name of the release, without its number."""
     number: int
@@ -197,7 +197,7 @@ class Rollout(_Value):
     share: float
     """Share of the end devices, and of new jobs, that use the new release now."""
     canary: float
-    """The same during the trial."""
+    """Share of the end devices, and of new jobs, during the trial."""
     guards: tuple[GuardNow, ...] = ()
     """Conditions of the trial, with the figures so far; empty without a trial."""
     for_s: float = 0.0

@@ -127,7 +127,7 @@ class RunStart(Message):
     strategy: Label
     """Name of the training strategy."""
     config: SmallObject = Field(default_factory=dict)
-    """Any JSON object of at most 64 KiB, to be read by people and workers."""
+    """Configuration of the run for people and workers: any JSON object up to 64 KiB."""
     url: NodeUrl
     """URL at which workers reach the host."""
     more_urls: Annotated[tuple[NodeUrl, ...], Field(max_length=7)] = ()
@@ -137,7 +137,7 @@ class RunStart(Message):
     steps: Annotated[int, Field(ge=1, le=2**53)]
     """Training steps of the whole run."""
     incarnation: Incarnation
-    """Fresh at each start of the host; reports of an older one are refused."""
+    """Id of the host's process, new at each start; reports of an older one are refused."""
 
 
 class WorkerCopies(Message):
@@ -251,7 +251,7 @@ class WorkerOffer(Message):
     gflops: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second, as it has measured."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    """Free."""
+    """Free memory in bytes."""
     kept: bool = False
     """True if it has kept pictures and trains on these only."""
 
@@ -265,7 +265,7 @@ class InvitationWish(Message):
     uses: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Number of names under which workers may come with it."""
     expires_s: Annotated[float, Field(gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
-    """Valid for so long."""
+    """Validity in seconds, at most 366 days."""
 
 
 class Invitation(Value):
@@ -397,7 +397,7 @@ class RunProgress(RunSummary):
 
 
 class Run(RunProgress):
-    """All that is known of a training run."""
+    """A training run with its workers, configuration, curve and result."""
 
     url: str
     """URL at which workers reach its host."""
@@ -408,7 +408,7 @@ class Run(RunProgress):
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Configuration of the run, from its host; the scheduler does not interpret it."""
     curve: tuple[CurvePoint, ...] = ()
-    """At most 500 points; of a long run the early ones are thinned out."""
+    """Loss and accuracy over time, in up to 500 points; a long run keeps fewer of the early ones."""
     result: Mapping[str, Any] | None = None
     """Result in the host's last report."""
 
@@ -426,4 +426,4 @@ class RunPage(Value):
     runs: tuple[RunSummary, ...]
     """Runs of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""

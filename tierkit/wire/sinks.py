@@ -87,7 +87,7 @@ class SinkNow(_Value):
     failed: int = 0
     """Tries that failed since the scheduler started."""
     dead: int = 0
-    """Dead letters."""
+    """Events that were given up, and are kept as dead letters."""
     dropped: int = 0
     """Events that were deleted before the receiver had them."""
     lost_letters: int = 0
@@ -114,7 +114,7 @@ class SentEvent(_Value):
     """An event, as every kind of sink sends it."""
 
     id: str
-    """The same each time the event is sent."""
+    """Id of the event, the same each time it is sent."""
     type: str
     """Type of the event, such as job.completed."""
     timestamp: datetime
@@ -135,7 +135,7 @@ class DeadLetterNow(_Value):
     at: datetime
     """Time at which it was given up."""
     replaying: bool = False
-    """It is being delivered again."""
+    """True while it is delivered again."""
     event: SentEvent
     """The event itself."""
 

@@ -132,9 +132,9 @@ class SeenPicture(PictureAnswers):
     source: str
     """Name of the source."""
     sequence: int
-    """Rises by one with each picture of the source."""
+    """Sequence number of the picture; it rises by one with each picture of the source."""
     revision: int = 0
-    """Rises each time the observation is amended."""
+    """Number of amendments so far."""
     taken_at: datetime | None = None
     """Time on the clock of the device. If the device did not know the time: by the scheduler's clock, or None on the
     device itself."""
@@ -161,7 +161,7 @@ class SourceRights(_Value):
     """The users who may see a source, by the names of their tokens. Operators see all."""
 
     owner: str | None = None
-    """May also pause and resume the source, and change its readers."""
+    """User who may pause and resume the source, and change its readers, as well as see it."""
     readers: tuple[str, ...] = ()
     """Users who may see the source and its observations."""
 

@@ -59,8 +59,8 @@ class NodeEstimate(BaseModel):
     tier: Tier = Field(description="Tier of the node.")
     ms_per_image: TenthOfMilli = Field(description="Milliseconds per image.")
     samples: int = Field(description="Answers that this comes from; 0: the node's own measurement at its start.")
-    tasks: int = Field(description="On their way to it, waiting there or being computed.")
-    backlog_s: Milli = Field(description="Until it will be done with them.")
+    tasks: int = Field(description="Tasks on their way to the node, waiting there or being computed.")
+    backlog_s: Milli = Field(description="Seconds until it will have finished these tasks.")
 
 
 class LinkEstimate(BaseModel):
@@ -68,7 +68,7 @@ class LinkEstimate(BaseModel):
 
     end: str = Field(description="Id of the end device.")
     upper: str = Field(description="Id of the upstream node.")
-    seconds: TenthOfMilli = Field(description="There and back, without the work in between.")
+    seconds: TenthOfMilli = Field(description="Seconds for the way there and back, without the work in between.")
     samples: int = Field(description="Answers that this comes from.")
 
 
