@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from scheduler.api.examples import add_examples
 from tierkit.access import SESSION_COOKIE, needs_no_token
 
 __all__ = ["describe", "texts_of_fields"]
@@ -20,8 +23,9 @@ _JSON = "application/json"
 _SCHEMAS = "#/components/schemas/"
 _ERROR = {
     "type": "object",
+    "description": "The body of every refusal.",
     "required": ["error"],
-    "properties": {"error": {"type": "string", "description": "A sentence that says what to do."}},
+    "properties": {"error": {"type": "string", "description": "Sentence with the cause and the remedy."}},
 }
 _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "Made by `terrace token create`."},
@@ -86,7 +90,12 @@ def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     _tidy(made["paths"], schemas)
     _tidy(dict(schemas), schemas)
-    schemas["Error"] = _ERROR
+    for _, operation in _operations(made):
+        for answer in operation["responses"].values():
+            for content in answer.get("content", {}).values():
+                _name_schemas(content, schemas)
+    schemas["Error"] = deepcopy(_ERROR)
+    _write_null(schemas)
     components["responses"] = {status: _as_error(refusal) for status, refusal in _REFUSALS.items()}
     components["securitySchemes"] = _SECURITY
     made["security"] = [{"token": []}, {"session": []}, *([] if closed else [{}])]
@@ -109,6 +118,7 @@ def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
         for status in refused - answers.keys():
             answers[status] = {"$ref": f"#/components/responses/{status}"}
         operation["responses"] = dict(sorted(answers.items()))
+    add_examples(made)
     return made
 
 
@@ -120,15 +130,40 @@ def _as_error(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "content": {_JSON: {"schema": {"$ref": f"{_SCHEMAS}Error"}}}}
 
 
+def _name_schemas(found: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Bring objects with a title that routes have written themselves to the schemas of the whole document."""
+    for key, inner in found.items():
+        for place, each in enumerate(inner) if isinstance(inner, list) else ((key, inner),):
+            if isinstance(each, dict):
+                _name_schemas(each, schemas)
+                if "properties" in each and (name := each.get("title")):
+                    schemas.setdefault(name, each)
+                    (inner if isinstance(inner, list) else found)[place] = {"$ref": f"{_SCHEMAS}{name}"}
+
+
+def _write_null(found: Any) -> None:
+    """Descriptions of classes name Python's None; readers of JSON know it as null."""
+    for inner in found.values() if isinstance(found, dict) else found:
+        if isinstance(inner, dict | list):
+            _write_null(inner)
+        if isinstance(inner, dict) and isinstance(words := inner.get("description"), str):
+            inner["description"] = re.sub(r"\bNone\b", "null", re.sub(r"(^|[.] )None\b", r"\1Null", words))
+
+
 def _tidy(found: Any, schemas: dict[str, Any]) -> None:
-    """Move the definitions inside the schemas of routes to the definitions of the whole document, and write tuples of
-    one kind as arrays: not every tool knows `prefixItems`."""
+    """Move the definitions inside the schemas of routes to the definitions of the whole document.
+
+    Tuples of one kind become arrays, because not every tool knows `prefixItems`. Patterns end with `$`, because JSON
+    Schema does not know Python's `\\Z`.
+    """
     if isinstance(found, dict):
         for name, schema in found.pop("$defs", {}).items():
             _tidy(schema, schemas)
             schemas.setdefault(name, schema)
         if str(found.get("$ref")).startswith("#/$defs/"):
             found["$ref"] = found["$ref"].replace("#/$defs/", _SCHEMAS)
+        if isinstance(pattern := found.get("pattern"), str):
+            found["pattern"] = re.sub(r"\\Z$", "$", pattern)
         kinds = found.get("prefixItems", [])
         if kinds and all(kind == kinds[0] for kind in kinds):
             found["items"] = found.pop("prefixItems")[0]

@@ -47,15 +47,18 @@ Newest = Annotated[Snapshots, Depends(_snapshots)]
 
 _EVENT = TypeAdapter(FleetEvent).json_schema()
 _HISTORY = {
+    "title": "History",
     "type": "object",
+    "description": "Figures and events of the last minutes.",
     "properties": {
-        "start": {"type": "integer", "description": "Of the first row, seconds since 1970."},
-        "step_s": {"type": "integer", "description": "Seconds of a row: 1, or 60 for more than an hour."},
+        "start": {"type": "integer", "description": "Time of the first row, in seconds since 1970."},
+        "step_s": {"type": "integer", "description": "Length of a row in seconds: 1, or 60 for more than an hour."},
         "columns": {
             "type": "object",
+            "description": "A list for each figure, with a value for each row; null if nothing was measured.",
             "properties": {name: {"type": "array", "items": {"type": ["number", "null"]}} for name in COLUMNS},
         },
-        "events": {"type": "array", "items": _EVENT},
+        "events": {"type": "array", "description": "Events of these minutes, the oldest first.", "items": _EVENT},
     },
 }
 

@@ -136,6 +136,7 @@ class FleetSnapshot:
     known: int
     """All nodes of the device list; for users limited to sites, those that they see."""
     links: tuple[LinkNow, ...]
+    """Links between these nodes, mapped or in use."""
     jobs: tuple[JobNow, ...]
     """Unfinished jobs, the newest 100."""
     unfinished: int

@@ -158,7 +158,9 @@ class ImageResult(PictureAnswers):
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
+    """Class from the labels of the submission; None without a label."""
     true_coarse: str | None = None
+    """Superclass of `true_fine`; None without a label."""
     request_id: str | None = None
     """Names this image in the logs of all services."""
     trace_id: str | None = None

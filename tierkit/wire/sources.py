@@ -209,12 +209,14 @@ class SourceList(_Value):
     """GET /v1/sources: the sources that the caller may see, by node and name."""
 
     sources: tuple[SourceNow, ...]
+    """Sources that the caller may see."""
 
 
 class ObservationPage(_Value):
     """GET /v1/observations: one page of the observations that the caller may see, the newest first by `taken_at`."""
 
     observations: tuple[SeenPicture, ...]
+    """Observations of this page."""
     next_cursor: str | None = None
     """For the next page, which may be there even if this one is short or empty; None on the last one."""
 
@@ -236,6 +238,7 @@ class SeenGap(_Value):
     """Observations that a device lost because its spool was full."""
 
     gap: NumberRange
+    """Sequence numbers that were lost."""
 
 
 class ClassNames(Protocol):
