@@ -91,9 +91,7 @@ def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
     _tidy(made["paths"], schemas)
     _tidy(dict(schemas), schemas)
     for _, operation in _operations(made):
-        for answer in operation["responses"].values():
-            for content in answer.get("content", {}).values():
-                _name_schemas(content, schemas)
+        operation["responses"] = _named(operation["responses"], schemas)
     schemas["Error"] = deepcopy(_ERROR)
     _write_null(schemas)
     components["responses"] = {status: _as_error(refusal) for status, refusal in _REFUSALS.items()}
@@ -130,15 +128,17 @@ def _as_error(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "content": {_JSON: {"schema": {"$ref": f"{_SCHEMAS}Error"}}}}
 
 
-def _name_schemas(found: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Bring objects with a title that routes have written themselves to the schemas of the whole document."""
-    for key, inner in found.items():
-        for place, each in enumerate(inner) if isinstance(inner, list) else ((key, inner),):
-            if isinstance(each, dict):
-                _name_schemas(each, schemas)
-                if "properties" in each and (name := each.get("title")):
-                    schemas.setdefault(name, each)
-                    (inner if isinstance(inner, list) else found)[place] = {"$ref": f"{_SCHEMAS}{name}"}
+def _named(found: Any, schemas: dict[str, Any]) -> Any:
+    """The same, with a reference instead of each object with a title, which goes to the schemas of the document."""
+    if isinstance(found, list):
+        return [_named(inner, schemas) for inner in found]
+    if not isinstance(found, dict):
+        return found
+    named = {key: _named(inner, schemas) for key, inner in found.items()}
+    if "properties" in named and (name := named.get("title")):
+        schemas.setdefault(name, named)
+        return {"$ref": f"{_SCHEMAS}{name}"}
+    return named
 
 
 def _write_null(found: Any) -> None:

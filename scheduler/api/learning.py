@@ -59,7 +59,7 @@ class PictureQuery:
     source: OnlySource = None
     site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this site.")] = None
     least: Annotated[
-        float, Query(ge=0, le=1, description="Least confidence of the upstream answer, for `answered`.")
+        float, Query(ge=0, le=1, description="Least confidence of the upstream answers, with `answered`.")
     ] = 0.0
 
 

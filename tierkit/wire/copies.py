@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tierkit.wire.messages import Incarnation, ModelName, NodeUrl, Sha256
+from tierkit.wire.messages import Flag, Incarnation, ModelName, NodeUrl, Sha256
 
 __all__ = ["MOST_CHUNKS", "CopyAnswer", "CopyReport"]
 
 MOST_CHUNKS = 512
 """Most chunks of one file: a large file has larger ones."""
 
-Rate = Annotated[float, Field(ge=0, le=1e12)]
+Rate = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 
 
 class _Message(BaseModel):
@@ -32,21 +32,21 @@ class CopyReport(_Message):
     """sha256 of the file that the node lacks."""
     holds: Annotated[tuple[Sha256, ...], Field(max_length=64)] = ()
     """Whole files that it passes on."""
-    plan: bool = False
+    plan: Flag = False
     """True if the answer is to have the hashes of the chunks."""
-    got: bool = False
+    got: Flag = False
     """True if the node has the file now."""
     bytes_per_s: Rate = 0.0
     """Speed of the last copy."""
-    bytes_from_nodes: Annotated[int, Field(ge=0, le=2**40)] = 0
+    bytes_from_nodes: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
     """Bytes of the file that other nodes have sent, with `got`."""
-    ended: bool = False
+    ended: Flag = False
     """True if the node no longer needs the file, or fetches it from the scheduler outside the tree."""
     failed: Literal["wrong", "lacks", "gone"] | None = None
     """Reason why a copy ended early: the source sent wrong bytes, lacks bytes that it offered, or is gone."""
     failed_source: NodeUrl | None = None
     """The source of that copy; null for the scheduler."""
-    waits: bool = True
+    waits: Flag = True
     """True if the answer may wait until there is a source."""
 
 

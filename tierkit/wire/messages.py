@@ -201,11 +201,12 @@ EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
 
 
+Flag = Annotated[bool, Field(strict=True)]
 # Bounds on all numbers, as in `tierkit.wire.events`: what others work out from them must be numbers as well.
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Total = Annotated[int, Field(ge=0, le=2**53)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+Total = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 """Count since the start of a process. JSON of other languages holds no larger whole number."""
-Period = Annotated[float, Field(gt=0, le=1e9)]
+Period = Annotated[float, Field(strict=True, gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
 MAX_ALLOWED_UPSTREAMS = 64
 """Entries of a node's own list of where it may send images."""
@@ -226,7 +227,7 @@ class ModelOffer(_Message):
     """Name of the network, or of an encoder's tail."""
     sha256: Sha256
     """sha256 of its file."""
-    ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
+    ms_per_image: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)]
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds. Of one
     copy of the network, where several compute side by side."""
     classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -257,7 +258,7 @@ def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
 class ReleaseTrouble(_Message):
     """Release that a node cannot hold, with the reason."""
 
-    release: Annotated[int, Field(ge=1, le=10**9)]
+    release: Annotated[int, Field(strict=True, ge=1, le=10**9)]
     """Number of the release."""
     kind: Literal["room", "unusable", "unreachable"]
     """room: its disk or memory is full. unusable: a network cannot be loaded, differs from its digest, or gives NaN.
@@ -282,14 +283,14 @@ class Registration(_Message):
     site, or the one of its token."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
     """The networks of its first release come first. There may be several versions of one."""
-    follows: bool = False
+    follows: Flag = False
     """True if it gets its networks from the scheduler: it loads the networks of the releases in `RELEASES_HEADER`,
     and registers again with them under the same incarnation."""
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
     """Encoders that it can run for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
-    images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    images_per_minute: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
     allowed_upstreams: Annotated[tuple[NodeUrl, ...], Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
     """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
@@ -330,10 +331,10 @@ class Heartbeat(_Message):
     """Images of the batch that is being computed."""
     images_done: Total
     """Images computed since the node started; a count that does not rise under load shows a node without progress."""
-    draining: bool = False
+    draining: Flag = False
     """True if it takes no tasks now: it shuts down, an operator has unloaded a model of it, or its model process is
     away."""
-    replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
+    replicas: Annotated[int, Field(strict=True, ge=1, le=10**6)] = 1
     """Copies of its models that compute side by side now. The speeds in its registration are for one copy."""
     troubles: Annotated[tuple[ReleaseTrouble, ...], Field(max_length=8)] = ()
     """Releases in `RELEASES_HEADER` that it cannot hold. It tries again, more and more rarely."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tierkit.wire.messages import Flag
 from tierkit.wire.runs import RUN_ID_PATTERN, Label, Message, Value
 
 __all__ = [
@@ -86,7 +87,7 @@ class StartedRun(Message):
     """`OfferedStart.id`."""
     run: Id | None = None
     """Null until the host has its images."""
-    over: Annotated[bool, Field(strict=True)] = False
+    over: Flag = False
     """True if the host is free again."""
     error: Annotated[str, Field(max_length=2000)] | None = None
     """Reason why there is no run, or why it ended."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tierkit.types import RunState, WorkerOrder, WorkerStanding
-from tierkit.wire.messages import Incarnation, NodeId, NodeUrl, Total
+from tierkit.wire.messages import Flag, Incarnation, NodeId, NodeUrl, Total
 
 __all__ = [
     "LONGEST_INVITATION_S",
@@ -84,10 +84,10 @@ def _small_object(value: dict[str, Any]) -> dict[str, Any]:
 SmallObject = Annotated[dict[str, Any], AfterValidator(_small_object)]
 """A JSON object that the scheduler keeps and does not look into."""
 Label = Annotated[str, Field(min_length=1, max_length=200)]
-Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 TokenId = Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 
 
 class Message(BaseModel):
@@ -105,15 +105,15 @@ class Value(BaseModel):
 class RunWants(Message):
     """The workers that a run is for."""
 
-    workers: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    workers: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
     """Number of workers; null for any number, 0 for a run of ranks, because it takes none."""
-    min_gflops: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    min_gflops: Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second that each must do at least."""
-    min_memory_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
+    min_memory_bytes: Annotated[int, Field(strict=True, gt=0, le=2**53)] | None = None
     """Bytes of memory that each must have free at least."""
-    kept: bool = False
+    kept: Flag = False
     """True if they train on pictures that they have kept themselves."""
-    start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    start_at: Annotated[int, Field(strict=True, ge=1, le=1_000)] | None = None
     """No work is handed out before so many are ready; null for no waiting."""
 
 
@@ -134,7 +134,7 @@ class RunStart(Message):
     """Further URLs, in the order in which workers try them after `url`."""
     wants: RunWants = RunWants()
     """Workers that the run is for."""
-    steps: Annotated[int, Field(ge=1, le=2**53)]
+    steps: Annotated[int, Field(strict=True, ge=1, le=2**53)]
     """Training steps of the whole run."""
     incarnation: Incarnation
     """Id of the host's process, new at each start; reports of an older one are refused."""
@@ -146,13 +146,13 @@ class WorkerCopies(Message):
 
     holds: Annotated[str, Field(max_length=100)]
     """Numbers of the segments that it has, such as "0-3, 7"; a long list is cut short."""
-    has: Annotated[int, Field(ge=0, le=1024)]
+    has: Annotated[int, Field(strict=True, ge=0, le=1024)]
     """Number of segments that it has."""
-    wants: Annotated[int, Field(ge=0, le=1024)]
+    wants: Annotated[int, Field(strict=True, ge=0, le=1024)]
     """Number of segments that it is assigned."""
-    serves: bool
+    serves: Flag
     """True if others may copy from it."""
-    segment: Annotated[int, Field(ge=0, lt=1024)] | None = None
+    segment: Annotated[int, Field(strict=True, ge=0, lt=1024)] | None = None
     """Segment that it is copying."""
     source: Annotated[str, Field(max_length=63)] | None = None
     """The worker that it copies it from; "" for the host."""
@@ -175,7 +175,7 @@ class WorkerReport(Message):
     """Bytes that the host has received from it."""
     idle_s: Amount
     """Seconds since its host heard it last."""
-    left: bool = False
+    left: Flag = False
     """True if it has gone."""
     score: Share = 0.5
     """Similarity of its updates to those that other workers sent, from 0 to 1."""
@@ -214,7 +214,7 @@ class RunReport(Message):
     """Mean training loss since the report before; null if nothing was measured."""
     accuracy: Share | None = None
     """Accuracy on the test images, 0 to 1; null if nothing was measured since the report before."""
-    missing: Annotated[int, Field(ge=0, le=1_000)] | None = None
+    missing: Annotated[int, Field(strict=True, ge=0, le=1_000)] | None = None
     """Workers that must still be ready before the first work is handed out; null once it was."""
     tickets: Annotated[tuple[TokenId, ...], Field(max_length=_MOST_WORKERS)] = ()
     """Ids of the tokens whose tickets were shown to it."""
@@ -248,11 +248,11 @@ class WorkerOffer(Message):
     """Name of the worker in the run; with a token, one that the token allows."""
     run: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
     """The run that it chooses; null for the oldest that still wants workers."""
-    gflops: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    gflops: Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second, as it has measured."""
-    memory_bytes: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    memory_bytes: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = None
     """Free memory in bytes."""
-    kept: bool = False
+    kept: Flag = False
     """True if it has kept pictures and trains on these only."""
 
 
@@ -262,9 +262,9 @@ LONGEST_INVITATION_S = 366 * 86_400
 class InvitationWish(Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
-    uses: Annotated[int, Field(ge=1, le=1_000)] = 1
+    uses: Annotated[int, Field(strict=True, ge=1, le=1_000)] = 1
     """Number of names under which workers may come with it."""
-    expires_s: Annotated[float, Field(gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
+    expires_s: Annotated[float, Field(strict=True, gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
     """Validity in seconds, at most 366 days."""
 
 
