@@ -1,7 +1,7 @@
 """Features on their way: the one type that may be sent to a node which must not see pixels, and its form on the wire.
 
 `Features` come out of an encoder's head (`encryption.heads`) and are checked against the encoder's own facts, so that
-nothing else is taken for them. With the tensor travel the encoder's name, the digests of its head and tail, scale, zero
+nothing else can pass for them. With the tensor travel the encoder's name, the digests of its head and tail, scale, zero
 point and levels, and a digest of the values; a receiver that knows any of that otherwise refuses.
 """
 

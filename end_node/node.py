@@ -305,7 +305,7 @@ class EndNode(InferenceNode):
         """Ask these nodes until one answers; those that `allowed_upstreams` leaves out are skipped.
 
         Args:
-            later: how many more may have to be asked after them.
+            later: number of further nodes that may have to be asked after them.
         """
         tried: list[str] = []
         failures: list[str] = []

@@ -121,11 +121,14 @@ class EarlyExit(Experiment):
         )
 
     def draw(self, record: Record, figures: Figures) -> None:
+        half = min(self.rows(record), key=lambda row: abs(row["share"] - 0.5))
         (axes,) = figures.panels(
             "early-exit",
             [f"{record['config']['images']:,} test images"],
             xlabel="share of images that go up",
             ylabel="accuracy of the superclasses",
+            finding=f"With {half['share']:.0%} sent up, Terrace has {half.get('terrace_coarse', math.nan):.3f} right, "
+            f"DDNN {half.get(f'{_NETWORK}_coarse', math.nan):.3f}",
         )
         words = {"terrace": "Terrace, margin", _NETWORK: "DDNN, entropy"}
         for number, point in enumerate(record["points"]):
@@ -133,7 +136,7 @@ class EarlyExit(Experiment):
             axes.plot(point["share"], point["coarse"], label=label, **{**measured(number), "marker": ""})
             if point["system"] == "terrace":
                 axes.axhline(point["coarse"][-1], label="all images to the cloud", **bound())
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.legend(frameon=False, loc="lower right")
 
 
 def _hierarchy(manifest: Manifest) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Choice:
 
     def __str__(self) -> str:
         if self.aim is None:
-            return {Scheme.END: "end alone", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
+            return {Scheme.END: "end only", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
         what = f"budget {self.aim:g}"
         if self.escalate is not Escalate.BUDGET:
             what = f"{self.aim:g} of the next tier's accuracy"
@@ -276,6 +276,7 @@ class Escalation(Experiment):
             [f"a fine answer for every image; measured: {rows[0]['images']:,} images each"],
             xlabel="share of images that go to the cloud",
             ylabel="fine accuracy",
+            finding=_finding(rows, "fine_accuracy", "to_cloud", "of the images in the cloud"),
         )
         axes.plot(promised["share"], promised["oracle"], label="oracle (held-out images)", **bound())
         curve = {**formula(2), "marker": ""}
@@ -289,12 +290,13 @@ class Escalation(Experiment):
             if shown:
                 at = [row["to_cloud"] for row in shown], [row["fine_accuracy"] for row in shown]
                 axes.plot(*at, label=f"{label}, measured", **_dots(look))
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.legend(frameon=False, loc="lower right")
         panels = figures.panels(
             "escalation-cost",
             ["bytes", "speed on this profile"],
             xlabel="upload (kB/image)",
             ylabel="accuracy of the superclasses",
+            finding=_finding(rows, "coarse_accuracy", "to_edge", "of the images sent up"),
         )
         panels[1].set_xlabel("throughput (images/s)")
         for kind, label, look in _KINDS:
@@ -312,13 +314,25 @@ class Escalation(Experiment):
                         for axes, x in zip(
                             panels, (row["upload_bytes_per_image"] / 1000, row["images_per_s"]), strict=True
                         ):
-                            near = {"xytext": (4, 7), "textcoords": "offset points", "fontsize": 8}
+                            near = {"xytext": (4, 7), "textcoords": "offset points"}
                             axes.annotate(row["choice"], (x, row["coarse_accuracy"]), **near)
         for axes, name, unit in zip(panels, ("upload_bytes_per_image", "images_per_s"), (1000, 1), strict=True):
             most = max(row[name] for row in rows) / unit
             axes.set_xlim(-0.04 * most, 1.2 * most)
         panels[0].margins(y=0.08)  # room for the words above the highest point
-        panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+        panels[0].legend(frameon=False, loc="lower right")
+
+
+def _finding(rows: Sequence[Mapping[str, Any]], figure: str, share: str, words: str) -> str:
+    """The best gate compared with all images in the cloud; "" if either was not measured."""
+    gated = [row for row in rows if row["escalate"] != Escalate.ALWAYS and row[figure] is not None]
+    whole = [
+        row for row in rows if row["escalate"] == Escalate.ALWAYS and row["to_cloud"] == 1.0 and row[figure] is not None
+    ]
+    if not gated or not whole:
+        return ""
+    best = max(gated, key=lambda row: row[figure])
+    return f"{best[share]:.0%} {words} give {best[figure]:.3f}; all in the cloud give {whole[0][figure]:.3f}"
 
 
 ESCALATION = Escalation()

@@ -116,9 +116,15 @@ class Figures:
         """Figures of matplotlib, by file name."""
         self._warning = "" if state == "complete" else f"{state} run"
 
-    def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
-        """A plot of that file name with one panel per title, side by side in rows of three on one scale; returns their
-        axes."""
+    def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str, finding: str = "") -> list[Any]:
+        """A plot of that file name with one panel per title, side by side in rows of three on one scale.
+
+        Args:
+            finding: The result in a few words, above the panels. Axes and titles give quantities, units and conditions.
+
+        Returns:
+            The axes of the panels.
+        """
         width = (
             6.8 if len(titles) == 1 else 11.4
         )  # inches: as wide as a page of text, so that the letters stay as large
@@ -135,6 +141,8 @@ class Figures:
             first.set_ylabel(ylabel)
         if self._warning:
             figure.suptitle(self._warning, color="#b00000")
+        elif finding:
+            figure.suptitle(finding, fontweight="bold")
         self.by_name[name] = figure
         return panels
 
@@ -151,7 +159,7 @@ class Figures:
 
     def shown(self) -> dict[str, str]:
         """Descriptions of all plots in words, by file name. They serve readers who cannot see the plots."""
-        return {name: _words(figure.axes) for name, figure in self.by_name.items()}
+        return {name: _words(figure) for name, figure in self.by_name.items()}
 
     def render(self, suffix: str) -> dict[str, bytes]:
         """The plots as files of a kind, `png` or `svg`, by their file names without its ending."""
@@ -164,7 +172,8 @@ class Figures:
                 _write_plainly(figure)
                 _thin_out(figure)
                 file = BytesIO()
-                figure.savefig(file, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+                described = {"Date": None, "Title": figure.get_suptitle() or name, "Description": _words(figure)}
+                figure.savefig(file, format=suffix, dpi=150, metadata=described if suffix == "svg" else None)
                 files[name] = file.getvalue()
         return files
 
@@ -206,9 +215,11 @@ def _overlap(boxes: Sequence[Any]) -> bool:
     return any(right.x0 - left.x1 < _LETTER for left, right in itertools.pairwise(boxes))
 
 
-def _words(panels: Sequence[Any]) -> str:
+def _words(figure: Any) -> str:
+    panels = figure.axes
     first = panels[0]
     labels = dict.fromkeys(label for axes in panels for label in axes.get_legend_handles_labels()[1])
     against = " and ".join(dict.fromkeys(axes.get_xlabel() for axes in panels))
     lines = f": {'; '.join(labels)}" if labels else ""
-    return f"{first.get_ylabel()} against {against}{lines} ({' | '.join(axes.get_title() for axes in panels)})"
+    drawn = f"{first.get_ylabel()} against {against}{lines} ({' | '.join(axes.get_title() for axes in panels)})"
+    return f"{title}. {drawn[0].upper()}{drawn[1:]}" if (title := figure.get_suptitle()) else drawn

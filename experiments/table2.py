@@ -207,6 +207,9 @@ class Table2(Experiment):
             [f"one task of {BATCH} images at a time; mean of {rows[0]['tasks']}"],
             xlabel="tier, and latency of its link",
             ylabel="time (ms/image)",
+            finding="The services add {:.1f} to {:.1f} ms to a task".format(
+                *(pick(row["overhead_ms_per_task"] for row in rows) for pick in (min, max))
+            ),
         )
         papers = [(place, row["paper_processing_ms_per_image"]) for place, row in zip(places, rows, strict=True)]
         known = [(place, ms) for place, ms in papers if ms is not None]
@@ -221,7 +224,7 @@ class Table2(Experiment):
         axes.plot(places, [row["inference_ms_per_image"] for row in rows], label="inference", **_INFERENCE)
         axes.set_xticks(places, [f"{row['tier']}, {row['link_s']:g} s" for row in rows])
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False)
 
 
 TABLE2 = Table2()

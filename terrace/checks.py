@@ -437,7 +437,7 @@ def _check_token(client: Client) -> Iterator[Check]:
 
 
 def _check_certificate(name: str, url: str, tls_ca: Path | None) -> Iterator[Check]:
-    """Show how long the certificate of a service is valid; nothing if it has none, or cannot be reached."""
+    """Show the validity of a service's certificate; nothing if it has none, or cannot be reached."""
     parts = urlsplit(url)
     if parts.scheme != "https" or parts.hostname is None:
         return

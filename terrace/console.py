@@ -161,7 +161,7 @@ class Listing:
         return Measurement(total, total)
 
     def _texts(self, number: int) -> list[str]:
-        """The title of a column and all that stands below it."""
+        """The title of a column and all cells below it."""
         return [self._columns[number].title, *(row[number].plain for row in self._rows)]
 
     def _narrowest(self, number: int, width: int) -> int:

@@ -106,7 +106,7 @@ class ServiceSettings(BaseModel):
     """Fields that have a table for themselves in the TOML file ([uplink]), or several ([[source]])."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Loopback unless told otherwise; 0.0.0.0 serves every interface."""
+    """Address to listen on. Default: only this machine; 0.0.0.0 serves every interface."""
 
     port: Port = 0
     """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""

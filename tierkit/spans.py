@@ -1,11 +1,12 @@
-"""Spans: what a service did for a request of a sampled trace, told to a collector by OTLP.
+"""Spans: the work of a service for a request of a sampled trace, sent to a collector by OTLP.
 
     with Span("upstream", current_trace()) as span:
         ...  # requests that go on from here take `span.trace` along
         span.says(images=50)
 
 Nothing is recorded, and nothing of OpenTelemetry imported, unless `configure` finds an endpoint in the environment; the
-extra `otel` has what it needs then. A span is written when it ends: what a killed process had begun is not told.
+extra `otel` has what it needs then. A span is written when it ends: unfinished work of a killed process is not
+reported.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class MadeModel:
 
 @dataclass
 class FakeClock:
-    """A monotonic clock that moves when told to; call it for the time in seconds."""
+    """A monotonic clock that moves only on request; call it for the time in seconds."""
 
     now_s: float = 1000.0
 
@@ -136,7 +136,7 @@ async def listening(handler: Handler, *, port: int = 0) -> AsyncIterator[str]:
 
 
 class Talker:
-    """A server of `talking`: where it is, and how many connections it has had, and how many of them have ended."""
+    """A server of `talking`: its URL, and the numbers of its connections so far and of ended ones."""
 
     def __init__(self) -> None:
         self.url = ""

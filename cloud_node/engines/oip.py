@@ -61,7 +61,7 @@ _BATCHES = 4
 """Batches that a server may have to compute before it answers a look: two pieces of this node, and pieces of other
 nodes."""
 _BATCH_BUDGET_S = 30.0
-"""A batch that takes longer than this is taken for one that never ends."""
+"""Seconds after which a batch counts as hanging."""
 _JSON_BYTES = 4 * 1024**2
 """Most bytes of a JSON answer, from a server that knows no binary tensors: 64 images of about a thousand classes."""
 _PROOF_IMAGES = 50

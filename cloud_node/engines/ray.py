@@ -50,9 +50,9 @@ __all__ = ["ENGINE", "RayEngine"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Seconds between two looks at how many replicas run."""
+"""Seconds between two looks at the number of running replicas."""
 _BATCH_BUDGET_S = 30.0
-"""A batch that takes longer than this is taken for one that never ends."""
+"""Seconds after which a batch counts as hanging."""
 _AGAIN_S = 0.05
 """Seconds before a piece goes to another replica: the cluster has to notice that the first one died."""
 _HEALTH_PERIOD_S = 1.0
@@ -112,7 +112,7 @@ class RayEngine:
     """Implements `tierkit.inference.served.Engine` and `encryption.loading.Loader`.
 
     Args:
-        settings: say where the cluster is, and how many replicas there are, of what size.
+        settings: give the address of the cluster, and the number and size of the replicas.
         manifest: what the networks are.
     """
 

@@ -70,7 +70,7 @@ class EncoderConfig(Frozen):
 
 
 class AdversaryConfig(Frozen):
-    """The decoder that learns alongside to reconstruct the images, and how much the encoder minds."""
+    """The decoder that learns alongside to reconstruct the images, and its weight in the encoder's loss."""
 
     weight: NonNegativeFloat
     """Weight of the decoder's SSIM in the encoder's loss; 0 for an encoder that ignores the decoder."""

@@ -1,1 +1,1 @@
-"""The uplink of a device: answers to the scheduler, pictures to upstream nodes; when, and how much."""
+"""The uplink of a device: answers to the scheduler, pictures to upstream nodes, with their times and amounts."""

@@ -1,4 +1,4 @@
-"""The budget of the uplink: how many bytes pictures may use, and how often answers and heartbeats go.
+"""The budget of the uplink: the bytes that pictures may use, and the frequency of answers and heartbeats.
 
 All times are elapsed seconds that the caller passes in. The budget holds for any 24 hours of them.
 """
@@ -84,7 +84,7 @@ class DailyBudget:
         """Count bytes on the wire, both directions together.
 
         Args:
-            pictures: how many of them were for pictures and their answers.
+            pictures: share of these bytes for pictures and their answers.
         """
         _count(self._minutes, now, count)
         if pictures:

@@ -67,7 +67,7 @@ class Pace:
         self._budget.spend(self._clock(), sent + received)
 
     def count_picture(self, size: int) -> None:
-        """Say how many of the bytes that were counted were for a picture and its answer."""
+        """Mark a number of the counted bytes as used for a picture and its answer."""
         self._budget.spend(self._clock(), 0, pictures=size)
 
     def tell_date(self, date: str) -> None:
@@ -81,7 +81,7 @@ class Pace:
         return self._wall.wall(self._clock(), time.time() if system_synchronised() else None)
 
     def wall_of(self, age_s: float) -> float | None:
-        """The time of something that happened so long ago, in seconds since 1970."""
+        """Return the time of an event that happened this long ago, in seconds since 1970."""
         return None if (wall := self.wall) is None else wall - age_s
 
     def answers_in_s(self, waiting: int) -> float:

@@ -566,7 +566,7 @@ class Uplink:
         return 0
 
     async def _news(self, what: str, timeout_s: float | None) -> None:
-        """Wait for something new, at most so long."""
+        """Wait for something new, at most this long."""
         event = self._new[what]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

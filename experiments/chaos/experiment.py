@@ -314,8 +314,13 @@ class Chaos(Experiment):
         lines = [(_detected(record["points"], kind), *look) for kind, *look in looks]
         if not any(samples for samples, *_ in lines):
             return
+        noticed = sorted(seconds for samples, *_ in lines for seconds in samples)
         (axes,) = figures.panels(
-            "detection", ["Time until a node is dead in the device list"], xlabel="seconds", ylabel="share of the nodes"
+            "detection",
+            ["Time until a node is dead in the device list"],
+            xlabel="time (s)",
+            ylabel="share of the nodes",
+            finding=f"99 % of failed nodes are dead within {percentile(noticed, 99):.2f} s",
         )
         for samples, name, colour, style in lines:
             if samples:

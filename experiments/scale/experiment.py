@@ -393,7 +393,15 @@ class Scale(Experiment):
                 ("scale", "processor time", "cpu_ms_per_task", "processor time for a task (ms), nodes included"),
                 ("scale-makespan", "time to finish", "ratio", "simulated / pipelined bound"),
             ):
-                (axes,) = figures.panels(plot, [f"{title}; one simulation of each fleet"], xlabel="nodes", ylabel=unit)
+                most = max(grown, key=lambda row: row[field])
+                figure = f"{most[field]:.2f} times the bound" if field == "ratio" else f"{most[field]:.2f} ms per task"
+                (axes,) = figures.panels(
+                    plot,
+                    [f"{title}; one simulation of each fleet"],
+                    xlabel="nodes",
+                    ylabel=unit,
+                    finding=f"At most {figure} ({most['scheme']}, {most['nodes']:,} nodes)",
+                )
                 for scheme in dict.fromkeys(row["scheme"] for row in grown):
                     shown = [row for row in grown if row["scheme"] == scheme]
                     values = [row[field] for row in shown]
@@ -405,7 +413,7 @@ class Scale(Experiment):
                 axes.set_ylim(0, 1.15 * max(row[field] for row in grown))
                 if field == "ratio":
                     axes.axhline(1.0, label="pipelined bound", **bound())
-                axes.legend(frameon=False, fontsize=8)
+                axes.legend(frameon=False)
         compared = _validated(record)
         if compared:
             (axes,) = figures.panels(
@@ -413,6 +421,9 @@ class Scale(Experiment):
                 [f"{record['config']['compared_tasks']} tasks on real services and simulated"],
                 xlabel="measured (s)",
                 ylabel="simulated (s)",
+                finding="Simulated and measured times differ by at most {:.1%}".format(
+                    max(abs(row["simulated_seconds"] / row["seconds"] - 1) for row in compared)
+                ),
             )
             most = 1.1 * max(max(row["seconds"], row["simulated_seconds"]) for row in compared)
             axes.plot([0, most], [0, most], label="equal", **bound())
@@ -423,7 +434,7 @@ class Scale(Experiment):
                 axes.plot(
                     [row["seconds"] for row in shown], [row["simulated_seconds"] for row in shown], label=name, **style
                 )
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(frameon=False)
 
 
 SCALE = Scale()

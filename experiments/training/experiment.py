@@ -210,7 +210,7 @@ class Training(Experiment):
             axes.plot(list(mine), list(mine.values()), label=name, **measured(number))
             axes.plot(list(line), [source_s(row) for row in line.values()], label=f"{name}, source", **paper(number))
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False)
 
 
 async def _measure_shares(run: Run, chosen: Chosen) -> None:

@@ -639,7 +639,7 @@ _MISSING = object()
 
 
 class _Book:
-    """Looks up examples, and puts those of nested schemas together."""
+    """Looks up examples, and makes examples of nested schemas from their fields."""
 
     def __init__(self, table: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
         self._table = table

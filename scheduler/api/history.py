@@ -77,7 +77,7 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
 )
 async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Response:
-    """Nodes, links with their traffic, and unfinished jobs: all jobs for operators, for other callers their own. At
+    """Nodes, links with their traffic, and unfinished jobs: all jobs for operators, and their own for other callers. At
     most 1,000 nodes, unhealthy ones first, and the newest 100 jobs. Made at most once a second. With `site`, it also
     holds the nodes of other sites and of none that its devices use."""
     return Response(

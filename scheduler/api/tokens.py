@@ -62,7 +62,7 @@ class Tokens(BaseModel):
 
 
 class Secret(BaseModel):
-    """A token that was made; it is told this once."""
+    """A token that was made; it is shown only once."""
 
     token: str = Field(description="The token itself; the scheduler keeps only its hash.")
     expires: datetime | None = Field(description="Time until which it is valid; null: until it is revoked.")

@@ -71,7 +71,7 @@ class Assignments:
         """Rings of end devices by site, and of all sites."""
         self._full: set[str] = set()
         self._touched: set[str] = set()
-        """End devices that may have come to have room, or no room, since the rings were last brought up to date."""
+        """End devices whose room for tasks may have changed since the rings were last updated."""
 
     def add(self, attempt: Attempt) -> None:
         """An attempt begins."""

@@ -47,7 +47,7 @@ NEEDS: Final[dict[GuardName, int]] = {"agreement": 1000, "p99": 200, "errors": 2
 """Images, answers or attempts of each release without which a guard decides nothing."""
 DISAGREE_ENOUGH = 200
 """Images of each release with which the guard of agreement may fail. To pass it takes more: with few images, a small
-loss cannot be told from chance."""
+loss cannot be distinguished from chance."""
 FAILED_ENOUGH = 5
 """Failed attempts that decide whatever the number of attempts: a node that fails all of them gets few."""
 _RARE = 0.1

@@ -92,7 +92,7 @@ class JobRow:
         return -(-self.images // self.policy.batch_size)
 
     def images_of(self, task: int) -> tuple[int, int]:
-        """The first image of a task, and how many there are."""
+        """The first image of a task, and the number of its images."""
         first = task * self.policy.batch_size
         return first, min(self.policy.batch_size, self.images - first)
 

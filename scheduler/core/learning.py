@@ -32,7 +32,7 @@ MOST_SOURCES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoughtPictures:
-    """A search among the pictures that the scheduler has. None in a field stands for all of them."""
+    """A search among the pictures that the scheduler has. None in a field means all."""
 
     which: Which
     node_id: str | None = None
@@ -66,7 +66,7 @@ def agrees(seen: Observation) -> bool | None:
 
 
 class Agreement(NamedTuple):
-    """A number of audited pictures, and how many of them have two answers that agree."""
+    """A number of audited pictures, and the number of them with two equal answers."""
 
     audited: int = 0
     agreed: int = 0

@@ -46,10 +46,10 @@ def attempt_deadline(limits: TaskLimits, job: JobFacts, started: float | None, n
 
 
 def retry_wait_s(failures: int, jitter: float) -> float:
-    """Seconds before a task is sent again after so many failed attempts."""
+    """Seconds before a task is sent again after this number of failed attempts."""
     return backoff_s(failures, first_s=_RETRY_S, cap_s=_RETRY_CAP_S, chance=jitter)
 
 
 def upstream_wait_s(waits: int, jitter: float) -> float:
-    """Seconds before a task asks for its fine answer again that it has come back without so many times."""
+    """Seconds before a task asks for its fine answer again after this number of returns without it."""
     return backoff_s(waits, first_s=_UPSTREAM_WAIT_S, cap_s=_UPSTREAM_WAIT_CAP_S, chance=jitter)

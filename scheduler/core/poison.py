@@ -46,7 +46,7 @@ class DeathLog:
 
 def is_poison(deaths: Collection[str], unexplained: int) -> bool:
     """True if a task that these nodes died with is given up for good. As many unexplained deaths clear it: where nodes
-    die anyway, an unlucky task must not be taken for one that kills."""
+    die anyway, an unlucky task must not count as one that kills."""
     return len(deaths) >= max(_POISON_NODES, unexplained + 1)
 
 

@@ -31,7 +31,7 @@ class SoughtClass(Struct, frozen=True, kw_only=True):
 
 
 class SoughtObservations(Struct, frozen=True, kw_only=True):
-    """A search among observations. None in a field stands for all of them."""
+    """A search among observations. None in a field means all."""
 
     node_id: str | None = None
     source: str | None = None
@@ -55,7 +55,7 @@ class SoughtObservations(Struct, frozen=True, kw_only=True):
 
 
 class SoughtJobs(Struct, frozen=True, kw_only=True):
-    """A search among jobs. None in a field stands for all of them."""
+    """A search among jobs. None in a field means all."""
 
     state: JobState | None = None
     owner: str | None = None

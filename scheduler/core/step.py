@@ -680,7 +680,7 @@ class _Step:
     # --- answers of a task --------------------------------------------------------------------------------------------
 
     def _no_upstream(self, job: OpenJob, task: OpenTask) -> None:
-        """The task waits for an upstream node, or its coarse answer stands."""
+        """The task waits for an upstream node, or its coarse answer is final."""
         policy = job.facts.policy
         if task.closed or policy.on_upstream_loss is UpstreamLoss.WAIT:
             return
@@ -694,7 +694,7 @@ class _Step:
             self._fall_back(job, task, "no_upstream", detail)
 
     def _give_up(self, job: OpenJob, task: OpenTask, reason: FallbackReason, detail: str) -> None:
-        """The coarse answer stands, or the task has failed."""
+        """The coarse answer is final, or the task has failed."""
         if task.closed:
             return
         if task.coarse is not None:

@@ -194,7 +194,7 @@ class AttemptFacts:
     """The scheme `adaptive` has sent it."""
     hedge: bool = False
     too_late: bool = False
-    """No upstream node is asked because none would answer before the deadline: the coarse answer stands."""
+    """No upstream node is asked because none would answer before the deadline: the coarse answer is final."""
     fine_only: bool = False
     trial: bool = False
     """The last answer of its device was wrong, to another task."""
@@ -222,7 +222,7 @@ class AttemptFacts:
         object.__setattr__(self, "nodes", (self.node_id, *self.first_asked))
 
     def report(self, outcome: str = "running", reason: str = "", seconds: float | None = None) -> AttemptReport:
-        """The attempt as users see it; `seconds` is how long it took."""
+        """The attempt as users see it; `seconds` is its duration."""
         return AttemptReport(
             job_id=self.job_id,
             task=self.task,

@@ -185,7 +185,7 @@ class Dispatcher:
         return [each.facts.report() for each in running if each.facts.job_id == job_id and not each.reported]
 
     def add(self, job: ActiveJob) -> None:
-        """Take a job; its end is told to its recipient. A job without open tasks ends at once."""
+        """Take a job; its recipient is called at its end. A job without open tasks ends at once."""
         self._active[job.facts.job_id] = job
         self.handle(events.JobAdded(job.facts, job.tasks, job.answered))
         self.wake()
@@ -353,8 +353,8 @@ class Dispatcher:
             self.handle(events.Move(slow.facts.id, why))
 
     def _hedge(self, now: float) -> float:
-        """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next
-        one may be due."""
+        """Give stragglers a second attempt on devices that have nothing to do; returns the seconds until the next one
+        may be due."""
         if any(job.next_task() is not None for job in self._state.jobs.values()):
             return _IDLE_S  # there is work for those devices; what comes of it wakes the loop
         next_in_s = _IDLE_S

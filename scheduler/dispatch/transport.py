@@ -58,7 +58,7 @@ __all__ = ["HttpTransport", "TaskRequest", "Transport", "may_have_held"]
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_REFUSAL_BYTES = 1000
 _MOST_SAID = 500
-"""Characters of what a device says that go into reasons, which are told for each image."""
+"""Most characters of a device's text in a reason, which is repeated for each image."""
 _NOT_ITS_OWN = ("no_upstream", "quarantined")
 """Reasons of a fallback that only the scheduler gives."""
 _NDJSON = "application/x-ndjson"

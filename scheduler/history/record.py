@@ -148,7 +148,7 @@ class Record:
         self._changed.add(change.node_id)
 
     def worked(self, node_id: str, images: int) -> None:
-        """A node has computed an answer to so many images."""
+        """A node has computed answers to this number of images."""
         self._work[node_id] += images
 
     def passed(self, end: str, upper: str, images: int) -> None:

@@ -22,7 +22,7 @@ class Latencies:
         self._counts = np.zeros(_BUCKETS, np.int64)
 
     def add(self, ms: float, images: int) -> None:
-        """Count so many images that took so long."""
+        """Count a number of images with this latency."""
         place = math.ceil(math.log(max(ms, _LEAST_MS) / _LEAST_MS) / math.log(_RATIO))
         self._counts[min(place, _BUCKETS - 1)] += images
 

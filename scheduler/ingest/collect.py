@@ -94,7 +94,7 @@ class Collector:
         """Labels that came inside files, by the number of the file's first image."""
 
     def add_file(self, staging: StagedUpload, part: Part) -> Steps:
-        """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
+        """Add one file: an image, .npy, .npz or .zip, recognised by its first bytes and not by its name.
 
         Raises:
             InvalidInput, UnsupportedMedia, TooLarge: with the file's name; nothing of the upload must be used then.

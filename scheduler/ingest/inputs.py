@@ -55,7 +55,7 @@ class _Files:
 
     Args:
         content: all of that, mapped into memory.
-        count: how many there are.
+        count: number of images.
     """
 
     def __init__(self, content: NDArray[np.uint8], count: int) -> None:

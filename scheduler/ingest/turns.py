@@ -26,8 +26,8 @@ class Turns:
     """Hands out the decoders, first come, first served.
 
     Args:
-        decoders: how many there are.
-        turn_s: how long an upload whose pictures are small decodes them, before it is the next one's turn.
+        decoders: number of decoders.
+        turn_s: seconds for which an upload decodes small pictures before the next one's turn.
     """
 
     def __init__(self, decoders: int, *, turn_s: float = 0.05) -> None:

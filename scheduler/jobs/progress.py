@@ -66,7 +66,7 @@ class Progress:
         labels: true fine class per image, -1 for unknown; None without labels.
         parents: coarse class of each fine class.
         damaged: what is wrong with the images that could not be read when they came.
-        mended: how many are answered from what can be decoded of them.
+        mended: number of images that are answered from the part that can be decoded.
 
     An accuracy is the share of right answers among the answered images with a known class; None when there is none.
     """

@@ -29,7 +29,7 @@ MOST_READERS = 100
 MOST_RECEIVED = 500
 """Observations that are read at a time for those who follow."""
 _SEARCH_S = 0.05
-"""A page that is searched for so long ends with what was found."""
+"""Seconds after which the search for a page ends with the results so far."""
 _PAUSE_S = 0.2
 _KEEP_ALIVE_S = 15.0
 _GROUP = 5000

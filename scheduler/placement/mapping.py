@@ -33,8 +33,8 @@ __all__ = [
 
 
 _MOST_ASKED = 8
-"""Nodes of a tier on one route: the list goes over the wire with each task, and a device that has asked this many in
-vain asks in vain."""
+"""Nodes of a tier on one route: the list goes over the wire with each task, and a device that has asked this many
+without an answer will not get one."""
 
 
 class TaskTimes(Struct, frozen=True, kw_only=True):

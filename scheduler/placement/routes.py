@@ -43,15 +43,15 @@ _UPPER_TIERS = {
 
 _DEFAULT = JobRules()
 IN_FORCE = 0
-"""Stands for the number of the release in force."""
+"""Placeholder for the number of the release in force."""
 _MOST_FOREIGN = 4
 """Edge nodes of other sites on one route."""
 _MOST_SITES = 100_000
 """Sites of which results are kept."""
 
 _LINK_CHANGE, _LINK_CHANGE_S = 1.2, 0.001
-"""A measured link time replaces the one in use if it is this many times as long or as short, and differs by so many
-seconds: otherwise N_map would change to and fro."""
+"""A measured link time replaces the one in use if it is this many times as long or as short, and differs by this many
+seconds: otherwise N_map would change back and forth."""
 
 Known = TypeVar("Known")
 

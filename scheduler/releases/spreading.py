@@ -1,7 +1,7 @@
 """Copies of networks: which node gets the file of a network from which other node, and what the scheduler sends itself.
 
 The rule is the tree of `tierkit.copies`, with the scheduler as its host. Nodes of different sites do not copy from each
-other, nor does a node that is told where it may connect (`allowed_upstreams`).
+other, nor does a node with limited addresses (`allowed_upstreams`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Invitations in the token file: how many there may be, and which make room for others. Pure; time is passed in.
+"""Invitations in the token file: their limits, and the choice of those that make room for others. Pure; time is passed
+in.
 
 The names under which workers have come are written behind an invitation, so room for all of them is set aside when it
 is made.

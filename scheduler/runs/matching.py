@@ -22,11 +22,12 @@ from tierkit.wire.runs import RunWants, WorkerOffer
 __all__ = ["THERE_S", "Matchmaker", "Wanting", "chosen", "unfit"]
 
 THERE_S = 60.0
-"""A worker that its host has not heard for so long has gone, and so has one that was sent and did not come."""
+"""Seconds after which a worker counts as gone if its host has not heard it, or if it was sent to a host and did not
+come."""
 
 _PER_S, _BURST = 20.0, 100.0
-"""Questions of one caller. Workers without work ask every 3 s: 60 of them behind one address, or with one token, are
-within this for ever."""
+"""Questions of one caller. Workers without work ask every 3 s: 60 of them behind one address, or with one token, never
+exceed this."""
 _MOST_CALLERS = 10_000
 _MOST_PROMISES = 10_000
 _AGAIN_S = 3.0

@@ -11,7 +11,7 @@ from tierkit.wire.runs import RunReport
 __all__ = ["SILENT_S", "point_of", "state_after", "state_now"]
 
 SILENT_S = 10.0
-"""A host reports every second; one that has not for so long is taken for gone, and may come back."""
+"""A host reports every second. After this many seconds without a report it counts as gone, and may come back."""
 
 
 def state_now(kept: RunState, silent_s: float) -> RunState:

@@ -140,7 +140,7 @@ class Courier:
         self._wake.set()
 
     def drop(self, events: Sequence[SinkEvent]) -> int:
-        """Pass over events that are deleted and were not read; returns how many of them were wanted."""
+        """Pass over events that are deleted and were not read; returns the number of wanted ones."""
         read, self.read_upto = self.read_upto, max(self.read_upto, events[-1].number)
         count = sum(each.number > read and matches(self.sink.filter, each) for each in events)
         self.dropped += count

@@ -34,7 +34,7 @@ _MOST_NAME = 255
 """Characters of an encoded name. A longer one is cut, and ends with its digest."""
 _DIGEST = 32
 _EMPTY = "%"
-"""Stands for the empty string: other names have two digits after each percent sign."""
+"""Placeholder for the empty string: other names have two digits after each percent sign."""
 
 _OWNER, _DISCOVERY, _PICTURE = "sink", "discovery", "picture"
 """User properties of a state: the client id of the sink that published it, and what else it has published with it."""

@@ -224,7 +224,7 @@ class Sinks:
         return await self._store.letters(name, after=after, most=most)
 
     async def replay(self, name: str, numbers: Collection[int] | None = None) -> int:
-        """Deliver dead letters again; returns how many. Those that fail again stay dead letters.
+        """Deliver dead letters again; returns their number. Those that fail again stay dead letters.
 
         Args:
             numbers: of events; None: all.

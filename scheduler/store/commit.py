@@ -99,7 +99,7 @@ class GroupCommit:
 
     @property
     def congested(self) -> bool:
-        """Backpressure: True if so much waits to be written that no new work should be begun."""
+        """Backpressure: True if too much waits to be written to begin new work."""
         return self._queue.qsize() > _CONGESTED
 
     def put(self, item: Item) -> None:

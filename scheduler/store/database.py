@@ -30,8 +30,8 @@ _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 """Seconds for each statement of a server; a server that is silent for longer is away."""
 _OPEN_TRANSACTION_MS = 5_000
-"""A server ends the transaction of a scheduler that has said nothing for so long: it may have been stopped, or its
-machine lost, and what it holds is what another one waits for."""
+"""A server ends the transaction of a scheduler that was silent for this long. It may have been stopped, or its machine
+lost, and another scheduler waits for its locks."""
 _CONNECTIONS = 10
 """Connections for the queries of `scheduler.store.reading`, and further ones for writes and the lease."""
 _MIGRATION_LOCK = 0x7465727261636500

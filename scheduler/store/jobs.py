@@ -235,7 +235,7 @@ class JobStore:
         self.commit.put((statement, *self.commit.outbox.rows(events)))
 
     async def purge(self, finished_before: float) -> int:
-        """Delete jobs that finished before this moment of elapsed time, with their results; returns how many."""
+        """Delete jobs that finished before this moment of elapsed time, with their results; returns their number."""
         query = select(jobs.c.id).where(jobs.c.finished_elapsed < finished_before)
         old = [row.id for row in await self._reader.rows(query)]
 

@@ -152,7 +152,7 @@ class SinkStore:
     # --- dead letters -----------------------------------------------------------------------------------------------
 
     async def bury(self, letter: DeadLetter) -> int:
-        """Store a dead letter; returns how many older ones had to go."""
+        """Store a dead letter; returns the number of older ones that were dropped."""
         its = dead_letters.c
         key = and_(its.sink == letter.sink, its.number == letter.event.number)
         row = {
@@ -209,7 +209,7 @@ class SinkStore:
         return {row.sink: row.letters for row in await self._reader.rows(query)}
 
     async def want(self, sink: str, numbers: Collection[int] | None) -> int:
-        """Mark dead letters for another delivery; returns how many there are.
+        """Mark dead letters for another delivery; returns their number.
 
         Args:
             numbers: of events; None: all.

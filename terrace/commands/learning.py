@@ -73,7 +73,7 @@ def _nodes(nodes: tuple[NodeLearning, ...]) -> Listing:
 
 
 def _state(improvement: Improvement, now: datetime) -> str:
-    """The state, and how long nothing was heard of an improvement that should be under way."""
+    """Return the state, and the seconds of silence of an improvement that should be under way."""
     told_at = improvement.told_at
     if improvement.state not in ("training", "evaluating") or told_at is None:
         return improvement.state

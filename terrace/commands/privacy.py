@@ -107,7 +107,7 @@ class AuditOptions:
 @interruptible
 @with_options
 def audit(options: AuditOptions, json: Json = False) -> None:
-    """Attack encoders with all that is known, and show how much of the pictures comes back."""
+    """Attack encoders with all that is known, and show the share of the pictures that comes back."""
     folder = options.models or weights_folder()
     manifest = load_manifest(folder)
     subjects = _subjects(manifest, options.encoder, options.network, options.form, everything=options.all_)

@@ -111,7 +111,7 @@ def _site_table(sites: tuple[SiteNow, ...]) -> Listing:
 
 
 def _alive(site: SiteNow, tier: Tier) -> str:
-    """The nodes of a tier that are alive, and how many there are."""
+    """Return the alive nodes of a tier, and their number."""
     return f"{site.alive.get(tier, 0)}/{count}" if (count := site.nodes.get(tier, 0)) else ""
 
 

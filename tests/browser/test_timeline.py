@@ -7,7 +7,7 @@ import sys
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from models.data import read_sample
 from tests.browser.conftest import Fleet, OpenPage
@@ -52,6 +52,20 @@ def test_a_day_is_shown_by_the_minute(page: Page) -> None:
         page.get_by_label("The last").select_option("1440")
     assert answer.value.json()["step_s"] == 60
     expect(page.get_by_test_id("event").first).to_be_visible()
+
+
+def test_the_time_before_the_scheduler_began_is_shaded(page: Page) -> None:
+    def of_20_seconds(route: Route) -> None:
+        history = route.fetch().json()
+        length = len(history["columns"]["first"])
+        history["start"] += max(0, length - 20) * history["step_s"]
+        history["columns"] = {name: column[-20:] for name, column in history["columns"].items()}
+        route.fulfill(json=history)
+
+    page.route("**/v1/history?*", of_20_seconds)
+    page.reload()
+    expect(page.get_by_test_id("before")).to_be_visible()
+    page.unroute_all(behavior="wait")
 
 
 def test_a_job_and_a_death_come_to_the_page_as_they_happen(fleet: Fleet, page: Page) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
-WHERE = PAGE.partition("## Where to find it")[2].partition("\n## ")[0]
+WHERE = PAGE.partition("## The file of each behaviour")[2].partition("\n## ")[0]
 ROWS = [line.split("|")[1:3] for line in WHERE.splitlines() if line.startswith("| ")]
 
 

@@ -33,7 +33,7 @@ def rotated(
 
     Args:
         token: the new one; has the limits of the newest old one.
-        grace: how long the old ones stay valid.
+        grace: time for which the old ones stay valid.
         lifetime: of the new one; None for as long as the newest old one had.
 
     Raises:

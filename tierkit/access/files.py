@@ -136,8 +136,8 @@ def signature(paths: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
 async def follow_files(
     paths: Sequence[Path], seen: tuple[tuple[int, ...], ...], read: Callable[[], None], *, what: str
 ) -> None:
-    """Call `read`, in a thread, whenever one of the files has changed, until cancelled. What it cannot use leaves
-    everything as it was, and is told once.
+    """Call `read`, in a thread, whenever one of the files has changed, until cancelled. An unusable change has no
+    effect, and is logged once.
 
     Args:
         seen: their signature when they were last read.

@@ -39,7 +39,7 @@ class Sessions:
         self._secret = secret
 
     def issue(self, entry: TokenEntry, now: float) -> tuple[str, int]:
-        """A session of the holder of a token: the value of the cookie, and for how many seconds it is valid.
+        """Return a session of the holder of a token: the value of the cookie, and the seconds for which it is valid.
 
         Args:
             now: seconds since 1970.

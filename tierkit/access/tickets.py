@@ -58,7 +58,7 @@ class Tickets:
     def __init__(self, run: str) -> None:
         self._run = run
         self.secret: str | None = None
-        """None until the scheduler has told it."""
+        """None until the scheduler has sent it."""
         self.revoked: frozenset[str] = frozenset()
         """Ids of tokens whose tickets are not taken any more."""
         self._seen: dict[str, None] = {}

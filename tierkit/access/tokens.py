@@ -109,7 +109,7 @@ class TokenRights(BaseModel):
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     """Worker: an invitation to this training run. It gives no other right, and is shown only to the scheduler."""
     uses: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """Invitation: under how many names workers may come with it."""
+    """Invitation: number of names under which workers may come with it."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:

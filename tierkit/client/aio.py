@@ -421,7 +421,7 @@ class AsyncClient(SchedulerConnection):
         return parse(RunWorker, (await self._request("PUT", path, repeatable=True, upload=upload)).content)
 
     async def invite(self, run: RunSummary | str, *, uses: int = 1, expires_s: float = 604_800.0) -> Invitation:
-        """Make a token with which workers may come to a training run, under so many names."""
+        """Make a token with which workers may come to a training run, under a limited number of names."""
         upload = json_upload(InvitationWish(uses=uses, expires_s=expires_s))
         answer = await self._request("POST", f"{_run_path(run)}/invitations", repeatable=False, upload=upload)
         return parse(Invitation, answer.content)
@@ -707,7 +707,7 @@ class AsyncClient(SchedulerConnection):
         return await self._get(DeadLetterPage, f"{_sink_path(name)}/dead", after=str(after), limit=str(limit))
 
     async def replay(self, name: str, numbers: Iterable[int] | None = None) -> int:
-        """Deliver dead letters again; returns how many.
+        """Deliver dead letters again; returns their number.
 
         Args:
             numbers: of their events; None: all.

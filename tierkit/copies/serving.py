@@ -18,7 +18,7 @@ KEY_HEADER = "Terrace-Data-Key"
 """Header of a worker's request for a piece of a file: the key that the host has given to workers that may have it."""
 
 Read = Callable[[str, range | None], Awaitable[tuple[bytes, int]]]
-"""Gives some bytes of the file with this sha256, or all; and how many there are in all."""
+"""Returns some bytes of the file with this sha256, or all; and the length of the file."""
 
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})")
 _WHOLE_BYTES = 1 << 20

@@ -154,7 +154,7 @@ class BodyRoom:
 
 
 def fields_of(scope: Scope) -> Mapping[bytes, bytes]:
-    """The headers of a request by name, in lower case; the last one where a name stands twice."""
+    """The headers of a request by name, in lower case; if a name is repeated, its last value."""
     fields: Mapping[bytes, bytes] = scope["extensions"][FIELDS]
     return fields
 

@@ -34,7 +34,7 @@ _KEEPALIVE_S = 30.0
 could send a request into a connection that the service is closing."""
 
 _SMALL_BYTES = 64 * 1024
-"""Copying so much takes less time than another write."""
+"""Copying this many bytes takes less time than another write."""
 
 _TLS_RECORD_BYTES, _TLS_LARGEST_RECORD = 22, 16 * 1024
 _TLS_HANDSHAKE_BYTES = (900, 5000)
@@ -139,7 +139,7 @@ class _MeteredHandler(ResponseHandler):
 
 
 class _MeteredTransport:
-    """A transport that says how many bytes are written to it."""
+    """A transport that counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.BaseTransport, sent: Callable[[int], None]) -> None:
         self._transport = cast("asyncio.Transport", transport)

@@ -36,7 +36,7 @@ ALONE = "terrace.alone"
 answering. Its endpoint may then hold up the event loop for a moment: no other request waits."""
 
 FIELDS = "terrace.fields"
-"""Extension in the ASGI scope: the headers by name, in lower case; the last one where a name stands twice."""
+"""Extension in the ASGI scope: the headers by name, in lower case; if a name is repeated, its last value."""
 
 _LARGE_PIECE_BYTES = 64 * 1024
 """Pieces above it are written on their own: copying them costs more than a system call."""

@@ -47,7 +47,7 @@ def refusal_of(version: str, headers: Headers, by_name: Mapping[bytes, bytes]) -
 
 
 def _twice(headers: Headers) -> bytes | None:
-    """The first header that stands twice and may not."""
+    """Return the first header that is repeated and must not be."""
     seen = set()
     for name, _ in headers:
         if name in _ONCE or name.startswith(_OWN):

@@ -93,7 +93,7 @@ class _HttpProtocol(asyncio.Protocol):
         """The request whose body is being received."""
         self._pipelined: deque[Exchange] = deque()
         self._ending = False
-        """Nothing more is wanted of this client; what still comes is thrown away."""
+        """True if no more requests are taken from this client; further bytes are discarded."""
         self._paused = False
         self._waiting_for: Callable[[], None] | None = None
         """Called when `_timer` is due."""

@@ -198,7 +198,7 @@ class NetworkCopies:
     # --- what it passes on ---
 
     def route(self) -> Route:
-        """`GET /v1/copies/{sha256}`. Nodes have to show the key that the scheduler has told them."""
+        """`GET /v1/copies/{sha256}`. Nodes must show the key that they got from the scheduler."""
 
         async def may_copy(request: Request) -> None:
             if not knows(request, self._key):
@@ -207,7 +207,7 @@ class NetworkCopies:
         return piece_route(COPIES_PATH, self.read, may_copy)
 
     async def read(self, sha256: str, span: range | None) -> tuple[bytes, int]:
-        """Some bytes of a file that is here, or is on its way here; and how many there are in all.
+        """Some bytes of a file that is here, or is on its way here; and its length.
 
         Raises:
             InvalidInput: too many bytes, or none of these.

@@ -154,7 +154,7 @@ class Holding:
         self._next_spare = -1
         self._pruned: int | None = None
         self._refused = 0
-        """Times that the node has asked for a place since the scheduler last told it its releases."""
+        """Registrations since the scheduler last sent the node its releases."""
         source.listen(self._registering)
         self.on_trouble: Callable[[], None] = lambda: None
         """Called when there is a new trouble."""
@@ -341,7 +341,7 @@ def _trouble(number: int, kind: TroubleKind, why: str) -> ReleaseTrouble:
 
 
 def reason_of(error: Exception) -> TroubleKind:
-    """The kind of trouble that an error while a release is loaded stands for."""
+    """Return the kind of trouble for an error while a release is loaded."""
     if isinstance(error, NoRoom | MemoryError):
         return "room"
     if isinstance(error, Unavailable | DeadlineExceeded | UpstreamError):

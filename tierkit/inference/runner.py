@@ -51,13 +51,13 @@ _RATE_HALF_LIFE_IMAGES = 128
 """Half-life of `ms_per_image`, in images."""
 
 _FRESH_S = 1.0
-"""`check` trusts a batch that succeeded so recently."""
+"""Seconds for which `check` trusts a batch that succeeded."""
 
 _MARGIN_S = 0.005
 """Part of a request's budget left for waking up and for sending the answer."""
 
 _STALL_S = 30.0
-"""A batch that takes longer than this is taken for one that never ends."""
+"""Seconds after which a batch counts as hanging."""
 
 _LOOP_S = 0.02
 """Longest batch on the event loop, by the measured rate: everything else on the loop waits meanwhile."""
@@ -76,7 +76,7 @@ _EXAMINED_IMAGES = 4
 
 _WARM_UP_IMAGES = 50
 _WARM_UP_S = 0.4
-"""Largest batch of the speed measurement, and about how long it may take for a slow network."""
+"""Largest batch of the speed measurement, and its approximate duration limit for a slow network, in seconds."""
 
 
 class RunResult(Struct, frozen=True, kw_only=True):

@@ -192,7 +192,7 @@ def has_room(images: int, *, own: int, total: int, most: int, shares: int) -> bo
 def wait_s(share: str, queued_s: Mapping[str, float], *, running_s: float, own_s: float, more_s: float) -> float:
     """Expected time until a new request is computed; all in seconds of computing.
 
-    Each other share gets as much time as this one meanwhile, if it has so much waiting.
+    Each other share gets as much time as this one meanwhile, if it has enough waiting.
 
     Args:
         share: of the request.

@@ -52,8 +52,8 @@ class Runner(Protocol):
         ...
 
     def run_batch(self, cores: int) -> None:
-        """Take the next batch from the queue, compute it on so many cores and hand the answers to the event loop. Never
-        raises."""
+        """Take the next batch from the queue, compute it on this number of cores and hand the answers to the event
+        loop. Never raises."""
         ...
 
 

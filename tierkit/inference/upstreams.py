@@ -60,7 +60,7 @@ def forbidden_url(upstream: Upstream, allowed: Sequence[str]) -> str | None:
 
 
 def is_allowed(url: str, allowed: Sequence[str]) -> bool:
-    """True if a URL lies below one of `allowed`; an empty list allows all."""
+    """True if a URL is below one of `allowed`; an empty list allows all."""
     return not allowed or any(_is_below(urlsplit(url), urlsplit(prefix)) for prefix in allowed)
 
 

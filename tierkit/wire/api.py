@@ -125,7 +125,7 @@ class PictureAnswers(_Value):
     fine: FineAnswer | None = None
     """Answer of an upstream node; None before it comes, or if none was asked."""
     answered_by: Tier | None = None
-    """The tier whose answer stands; None while that is open, and where there is none."""
+    """The tier of the final answer; None while that is open, and if there is none."""
     fallback: str | None = None
     """Reason why the coarse (or a lower tier's) answer is final instead of a finer one."""
     damaged: str | None = None
@@ -134,7 +134,7 @@ class PictureAnswers(_Value):
     @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation has it
     @property
     def label(self) -> str | None:
-        """The answer that stands, or the finest so far, as the name of a class or superclass."""
+        """Name of the class or superclass of the final answer, or of the finest so far."""
         answer = self.fine or self.coarse
         return answer.label if answer else None
 
@@ -152,7 +152,7 @@ class ImageResult(PictureAnswers):
     index: int
     """Position in the upload, from 0."""
     not_escalated: bool = False
-    """True if its answer stands because it was sure: the image was not sent further up."""
+    """True if its answer is final because it was sure: the image was not sent further up."""
     error: str | None = None
     """Reason why there is no answer."""
     resized_from: tuple[int, int] | None = None
@@ -212,7 +212,7 @@ class Job(_Value):
     id: str
     """Id of the job: 20 hex digits, in the order of submission."""
     name: str | None = None
-    """Name given at the submission, for people; None without one."""
+    """Name for people, given at the submission; None without one."""
     owner: str | None = None
     """Name of the token that submitted it; None if none was asked for."""
     site: str | None = None
@@ -236,7 +236,7 @@ class Job(_Value):
     answered_fine: int = 0
     """Images with a fine answer so far."""
     fallback: int = 0
-    """Images whose coarse (or lower tier's) answer stands, no node having answered."""
+    """Images whose coarse (or lower tier's) answer is final because no node above answered."""
     failed_images: int = 0
     """Images without any answer; of a running job, those given up so far."""
     damaged_images: int = 0
@@ -248,7 +248,7 @@ class Job(_Value):
     sent_up: Mapping[Tier, int] = Field(default_factory=dict)
     """Images sent to a tier, where they go up one by one."""
     final_tier: Mapping[Tier, int] = Field(default_factory=dict)
-    """Images by the tier whose answer stands."""
+    """Images by the tier of their final answer."""
     theta_cloud: float | None = None
     """The cloud's planned share in the scheme mapping: the mean of Eq. 5 at the dispatch of the tasks, over the images
     that upstream nodes have answered since the scheduler's last start. None before the first."""

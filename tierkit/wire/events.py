@@ -171,7 +171,7 @@ class StageAnswer(UpstreamAnswer, frozen=True, kw_only=True):
 
 
 class StageLoss(_Message, frozen=True, kw_only=True):
-    """Images that should have gone up to a tier of which no node answered: the answer from below stands."""
+    """Images that should have gone up to a tier of which no node answered: the answer from below is final."""
 
     tier: Tier
     indices: Annotated[tuple[Count, ...], Meta(min_length=1)]

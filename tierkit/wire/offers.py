@@ -70,7 +70,7 @@ class StartWish(Message):
     batch: Annotated[int, Field(ge=1, le=1_000_000)]
     """Images per step of a worker."""
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """No work is handed out before so many workers are ready; null for no waiting."""
+    """Number of ready workers before which no work is handed out; null for no waiting."""
 
 
 class OfferedStart(StartWish):

@@ -114,7 +114,7 @@ class RunWants(Message):
     kept: Flag = False
     """True if they train on pictures that they have kept themselves."""
     start_at: Annotated[int, Field(strict=True, ge=1, le=1_000)] | None = None
-    """No work is handed out before so many are ready; null for no waiting."""
+    """Number of ready workers before which no work is handed out; null for no waiting."""
 
 
 class RunStart(Message):
@@ -269,7 +269,7 @@ class InvitationWish(Message):
 
 
 class Invitation(Value):
-    """A token of workers for one run; it is told this once."""
+    """A token of workers for one run; it is shown only once."""
 
     name: NodeId
     """Name of the token; the names of its workers begin with it and "-"."""
@@ -372,11 +372,11 @@ class RunSummary(Value):
     version: int = 0
     """Version of the weights."""
     loss: float | None = None
-    """The latest that the host has told; so is `accuracy`."""
+    """Latest training loss that the host reported; None before the first."""
     accuracy: float | None = None
     """Latest accuracy on the test images, 0 to 1; None before the first."""
     worker_count: int = 0
-    """Workers in the last report that have not left."""
+    """Workers in the last report that have not left, and are not dropped or quarantined."""
     missing: int | None = None
     """Workers that must still be ready before the first work is handed out; null once it was."""
     created_at: datetime

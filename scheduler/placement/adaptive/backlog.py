@@ -7,8 +7,8 @@ from collections.abc import Sequence
 __all__ = ["forecast"]
 
 _JOINS_WITHIN_S = 0.1
-"""Arrivals are estimates: a task that seems to come so much after a batch has begun may be in it. Taking a batch of two
-for one of one would make the node look twice as slow."""
+"""Arrivals are estimates: a task that seems to come up to this time after the start of a batch may be in it. Taking a
+batch of two for one of one would make the node look twice as slow."""
 
 Queue = Sequence[tuple[float, float]]
 """Arrival at the node and expected seconds of each task, in order of arrival."""

@@ -6,6 +6,7 @@ import { number } from "./format.js";
 const TIERS = ["cloud", "edge", "end"];
 const WIDE = 960;
 const LEFT = 56;
+const TOP = 44;
 const ROW = 44;
 const GAP = 56;
 const NAME_PX = 64;
@@ -29,8 +30,8 @@ const SHAPES = {
 };
 
 /**
- * `letters`: for how many of its name there is room. `below`: pixels to the end of its texts.
- * @typedef {{x: number, y: number, scale: number, letters: number, below: number}} Place
+ * `letters`: room for the name. `name`, `site`: baselines of the two texts, above a node that lines reach from below.
+ * @typedef {{x: number, y: number, scale: number, letters: number, name: number, site: number}} Place
  */
 
 /** @param {import("./types").NodeNow} node @param {string | null} [site] the one that is shown; null: all */
@@ -46,7 +47,7 @@ function elsewhere(node, site = null) {
 export function arranged(nodes, width, site = null) {
   const places = new Map();
   const lines = [];
-  let y = 28;
+  let y = TOP;
   for (const tier of TIERS) {
     const here = nodes.filter((node) => node.tier === tier);
     lines.push({ tier, y });
@@ -63,7 +64,7 @@ export function arranged(nodes, width, site = null) {
       const room = (width - LEFT) / inThis;
       const x = LEFT + room * ((index % inLine) + 0.5);
       const letters = named ? Math.floor((room - BESIDE_PX) / LETTER_PX) : 0;
-      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, letters, below: named ? 42 + line : 18 });
+      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, letters, ...(tier === "end" ? { name: 26, site: 26 + LINE_PX } : { name: -16 - line, site: -16 }) });
     });
     y += (rows - 1) * step + ROW + line + GAP;
   }
@@ -133,7 +134,7 @@ export class FleetMap {
       let group = this.byNode.get(node.node_id);
       const isNew = !group;
       if (!group) {
-        group = svg("g", { "data-testid": "map-node", "data-node": node.node_id }, svg("path"), svg("title"), svg("text", { y: 26 }), svg("text", { class: "elsewhere", y: 26 + LINE_PX }));
+        group = svg("g", { "data-testid": "map-node", "data-node": node.node_id }, svg("path"), svg("title"), svg("text"), svg("text", { class: "elsewhere" }));
         this.byNode.set(node.node_id, group);
         this.nodes.append(group);
       }
@@ -142,6 +143,8 @@ export class FleetMap {
       if (moved || isNew) {
         const place = /** @type {Place} */ (this.arrangement.places.get(node.node_id));
         attribute(group, "transform", `translate(${place.x.toFixed(1)} ${place.y}) scale(${place.scale})`);
+        attribute(name, "y", place.name);
+        attribute(belongs, "y", place.site);
         text(name, place.letters ? shortened(node.node_id, place.letters) : "");
         text(belongs, place.letters ? shortened(site, place.letters) : "");
         attribute(group, "data-elsewhere", site || null);
@@ -171,7 +174,7 @@ export class FleetMap {
       }
       if (moved || isNew) {
         const middle = (from.y + to.y) / 2;
-        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + to.below}`);
+        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + 20 * to.scale}`);
       }
       attribute(path, "class", link.images_per_s > 0 ? "flows" : "idle");
       attribute(path, "stroke-width", thickness(link.images_per_s).toFixed(1));

@@ -13,9 +13,11 @@ import { attempt, begin, main } from "./shell.js";
 
 const RANGES = { 15: "15 minutes", 60: "1 hour", 1440: "1 day" };
 const MOST_EVENTS = 4000;
-const LANE_PX = 42;
+const ROW_PX = 17;
 const LEAST_S = 60;
 const CLUSTER_PX = 9;
+/** Seconds that the clock of the page and the one of the scheduler may differ. */
+const BEGUN_S = 2;
 
 /** @type {Record<string, string>} */
 const GROUPS = { fault: "faults", decision: "decisions", good: "arrivals", plain: "jobs" };
@@ -106,6 +108,8 @@ function build() {
           })),
         ],
         hooks: {
+          drawClear: [shadeBefore],
+          draw: [showLane],
           setSelect: [
             (plot) => {
               if (plot.select.width < 4) return;
@@ -120,6 +124,31 @@ function build() {
     );
   });
   for (const plot of plots) plot.over.addEventListener("dblclick", () => zoomTo(null));
+}
+
+/** The scheduler's start, if it is in the range that is shown: nothing is known of the time before. @returns {number | null} */
+function begunAt() {
+  const begun = (history.columns.first?.length ?? 0) < (minutes * 60) / history.step_s - BEGUN_S;
+  return begun && history.start > range()[0] ? Math.min(history.start, range()[1]) : null;
+}
+
+/** Shades the time before the scheduler's start, and says so where there is room. @param {uPlot} plot */
+function shadeBefore(plot) {
+  const begun = begunAt();
+  if (begun === null) return;
+  const { ctx, bbox } = plot;
+  const width = plot.valToPos(begun, "x", true) - bbox.left;
+  ctx.save();
+  ctx.globalAlpha = 0.45;
+  ctx.fillStyle = colour("--line");
+  ctx.fillRect(bbox.left, bbox.top, width, bbox.height);
+  ctx.globalAlpha = 1;
+  ctx.fillStyle = colour("--muted");
+  ctx.font = `${13 * devicePixelRatio}px system-ui, sans-serif`;
+  ctx.textAlign = "right";
+  const words = `history begins ${clock(begun)}`;
+  if (ctx.measureText(words).width + 16 < width) ctx.fillText(words, bbox.left + width - 8, bbox.top + 18 * devicePixelRatio);
+  ctx.restore();
 }
 
 /** @param {number | null} from null: the newest @param {number} [to] */
@@ -139,7 +168,6 @@ function zoomBy(factor) {
 
 function draw() {
   plots.forEach((plot, index) => plot.setData(data(CHARTS[index])));
-  showLane();
   showEvents();
 }
 
@@ -155,9 +183,11 @@ function showLane() {
   if (!plot) return;
   const left = plot.over.offsetLeft;
   const width = plot.over.clientWidth;
-  attribute(lane, "viewBox", `0 0 ${left + width + 12} ${LANE_PX}`);
+  const rows = Object.keys(GROUPS);
+  const high = ROW_PX * rows.length;
+  attribute(lane, "viewBox", `0 0 ${left + width + 12} ${high}`);
   attribute(lane, "width", left + width + 12);
-  attribute(lane, "height", LANE_PX);
+  attribute(lane, "height", high);
   /** @type {Map<string, FleetEvent[]>} */
   const clusters = new Map();
   for (const event of inRange()) {
@@ -166,13 +196,15 @@ function showLane() {
     const key = `${Math.round(x / CLUSTER_PX) * CLUSTER_PX} ${kind}`;
     clusters.set(key, [...(clusters.get(key) ?? []), event]);
   }
-  const rows = Object.keys(GROUPS);
+  const begun = begunAt();
+  const beginning = begun === null ? left : Math.min(left + width, left + plot.valToPos(begun, "x"));
   lane.replaceChildren(
-    ...rows.map((kind, index) => svg("text", { x: 0, y: 9 + 10 * index }, GROUPS[kind])),
+    ...(beginning > left ? [svg("rect", { class: "before", "data-testid": "before", x: left, y: 0, width: beginning - left, height: high }), svg("title", {}, "before the scheduler's start")] : []),
+    ...rows.map((kind, index) => svg("text", { x: 0, y: 13 + ROW_PX * index }, GROUPS[kind])),
     ...[...clusters].map(([key, events]) => {
       const [x, kind] = key.split(" ");
       const words = events.slice(-5).map((event) => `${clock(event.at)} ${KINDS[event.kind]?.[1] ?? event.kind} ${event.node ?? event.job ?? ""} ${event.text}`);
-      const mark = svg("path", { class: "mark", "data-kind": kind, d: MARKS[/** @type {keyof typeof MARKS} */ (kind)], transform: `translate(${x} ${6 + 10 * rows.indexOf(kind)})` });
+      const mark = svg("path", { class: "mark", "data-kind": kind, d: MARKS[/** @type {keyof typeof MARKS} */ (kind)], transform: `translate(${x} ${9 + ROW_PX * rows.indexOf(kind)})` });
       mark.append(svg("title", {}, `${events.length > 5 ? `${events.length} events, the last of them:\n` : ""}${words.join("\n")}`));
       return mark;
     }),
@@ -247,7 +279,7 @@ begin(async () => {
       el("button", { type: "button", click: () => zoomBy(0.5) }, "Zoom in"),
       el("button", { type: "button", click: () => zoomBy(2) }, "Zoom out"),
       whole,
-      el("span", { class: "muted" }, "Drag over a chart to zoom. The history begins with the scheduler's start."),
+      el("span", { class: "muted" }, "Drag over a chart to zoom."),
     ),
     figure,
     el("div", { class: "buttons tools" }, el("h2", {}, "Events"), el("label", { for: "kinds", class: "hidden" }, "Which"), chosen),
@@ -258,7 +290,6 @@ begin(async () => {
   await load();
   new ResizeObserver(() => {
     for (const plot of plots) plot.setSize({ width: Math.max(280, charts.clientWidth), height: plot.height });
-    showLane();
   }).observe(charts);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (build(), draw()));
   if (!history.columns.first?.length) setTimeout(() => attempt(load), 1500);

@@ -36,7 +36,7 @@ def rows(header: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("event", [CoarseEvent, FineEvent, RoutedEvent, FallbackEvent, ErrorEvent])
 def test_every_field_of_an_event_is_named(event: type[Struct]) -> None:
-    told = rows("| `event` | fields besides `event` and `task_id` |\n")
+    told = rows("| `event` | fields, with `event` and `task_id` |\n")
     named = re.findall(r"`(\w+)`", told[str(event.__struct_config__.tag)])
     assert {"task_id", *named} == set(event.__struct_fields__)
 

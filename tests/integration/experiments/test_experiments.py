@@ -158,7 +158,7 @@ def test_escalation(profile: str, tmp_path: Path) -> None:
     options = ["--profile", profile, "--tasks", "8", "--budget", "0.5", "--out", str(tmp_path / "run")]
     rows = run("escalation", *options)
     assert [row["choice"] for row in rows] == [
-        "end alone",
+        "end only",
         "all to the edge",
         "all to the cloud",
         "budget 0.5, from edge",

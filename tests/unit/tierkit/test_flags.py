@@ -37,7 +37,7 @@ def test_every_field_is_a_flag_with_its_documentation() -> None:
     missing = [name for name in EdgeLike.model_fields if f"--{name.replace('_', '-')} " not in output]
     assert missing == ["token"]  # a secret: every process of the machine can read a command line
     assert "Serve a made-up node." in output
-    assert "Loopback unless told otherwise" in output
+    assert "only this machine; 0.0.0.0 serves every interface" in output
 
 
 def test_a_field_without_a_default_is_told_as_such() -> None:

@@ -53,7 +53,7 @@ def accepted_coding(header: str) -> str | None:
 
 
 async def compress(body: bytes, coding: str = ZSTD) -> bytes:
-    """`body` in a coding of `CODINGS`; a zstd frame says how long it was."""
+    """`body` in a coding of `CODINGS`; a zstd frame holds its length."""
     return await asyncio.to_thread(_compress, body, coding)
 
 
