@@ -156,17 +156,33 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
     if words := operation.get("description"):
         parts += [cell(each) for each in words.split("\n\n")]
     rows = [
-        f"| `{each['name']}` | {each['in']}{', required' if each.get('required') else ''} | {_type(each['schema'])} | "
-        f"{cell(each['description'])} | `{each['schema']['examples'][0]}` |"
+        f"| `{each['name']}` | {_place(each)}, {_type(_given(each['schema']))} | {cell(each['description'])} | "
+        f"`{_plain(each['schema']['examples'][0])}` |"
         for each in operation.get("parameters", ())
     ]
-    parts.append(table("| parameter | in | type | meaning | example |", rows))
-    parts.append(_bodies(operation.get("requestBody", {}).get("content", {})))
+    parts.append(table("| parameter | type | meaning | example |", rows))
+    body = operation.get("requestBody", {})
+    parts += [cell(body.get("description", "")), _bodies(body.get("content", {}))]
     answers = [
         f"| {status} | {_answer(answer)} |" for status, answer in operation["responses"].items() if "$ref" not in answer
     ]
     parts.append(table("| status | answer |", answers))
     return "\n\n".join(part for part in parts if part)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _place(parameter: Mapping[str, Any]) -> str:
+    needed = parameter.get("required") and parameter["in"] != "path"
+    return f"{parameter['in']}{', required' if needed else ''}"
+
+
+def _given(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a parameter that is given: no path, query or header holds null."""
+    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return choices[0] if len(choices) == 1 else schema
 
 
 def _bodies(contents: Mapping[str, Any]) -> str:
@@ -178,10 +194,16 @@ def _bodies(contents: Mapping[str, Any]) -> str:
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    content = answer.get("content", {}).get("application/json", {}).get("schema", {})
-    named = _kind(content) if content and "Error" not in str(content) else ""
-    words = answer["description"].replace("Successful Response", "")
-    return " ".join(part for part in (cell(words), f"({named})" if words and named else named) if part)
+    words = cell(answer["description"]).replace("Successful Response", "")
+    kinds = [
+        " ".join(
+            [*([] if kind == "application/json" and schema else [f"`{kind}`"]), *([_kind(schema)] if schema else [])]
+        )
+        for kind, content in answer.get("content", {}).items()
+        if "Error" not in str(schema := content.get("schema", {}))
+    ]
+    shown = ", ".join(kind for kind in kinds if kind)
+    return f"{words} ({shown})" if words and shown else words or shown or "No body."
 
 
 def _kind(schema: Mapping[str, Any]) -> str:

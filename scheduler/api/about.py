@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 from PIL import Image
@@ -23,10 +23,12 @@ from scheduler.api.routing import (
     SmallBody,
     sites_of,
 )
+from scheduler.api.schemas import ClassTree, NetworkInput, SchedulerInfo, UploadLimits
 from scheduler.jobs.classify import CLASSIFY_MAX_IMAGES
 from scheduler.jobs.service import Scheduler
 from tierkit.distribution import installed_version
 from tierkit.errors import NotFound
+from tierkit.types import Tier
 
 __all__ = ["about"]
 
@@ -77,47 +79,45 @@ def _sample(index: int) -> tuple[bytes, str]:
     return file.getvalue(), bundled_hierarchy().fine[sample.fine[index]]
 
 
-def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
+def _input_of(entry: ModelEntry) -> NetworkInput:
     """The input size of a network and its resize rule."""
     height, width, rule, resize_to, resample = entry.fit
-    return {
-        "name": entry.name,
-        "tier": entry.tier,
-        "height": height,
-        "width": width,
-        "resize": rule,
-        "resize_to": resize_to,
-        "resample": resample,
-    }
+    return NetworkInput(
+        name=entry.name,
+        tier=Tier(entry.tier),
+        height=height,
+        width=width,
+        resize=rule,
+        resize_to=resize_to,
+        resample=resample,
+    )
 
 
-@about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
-async def get_info(scheduler: Service, caller: CallerOf) -> dict[str, Any]:
-    """Version, limits of uploads, networks with their input size, and the names of the classes. `parent` gives the
-    superclass of each class by index. `samples` is the number of test pictures, and `audit` is true if the fleet has an
-    audit of its encoders."""
+@about.get("/v1/info", response_model=SchedulerInfo, summary="Version, limits and class names", dependencies=USERS)
+async def get_info(scheduler: Service, caller: CallerOf) -> SchedulerInfo:
+    """UploadLimits of uploads, networks with their input size, and the names of the classes."""
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
     allowed = sites_of(caller)
-    return {
-        "version": installed_version(),
-        "limits": {
-            "max_images": limits.max_images,
-            "max_upload_bytes": limits.max_body_bytes,
-            "max_pixels": limits.max_pixels,
-            "max_file_bytes": limits.max_file_bytes,
-            "max_inflated_bytes": limits.max_inflated_bytes,
-            "classify_max_images": CLASSIFY_MAX_IMAGES,
-        },
-        "input_shape": list(scheduler.manifest.models[0].input_shape),
-        "samples": _samples(scheduler),
-        "audit": has_audit(limits),
+    return SchedulerInfo(
+        version=installed_version(),
+        limits=UploadLimits(
+            max_images=limits.max_images,
+            max_upload_bytes=limits.max_body_bytes,
+            max_pixels=limits.max_pixels,
+            max_file_bytes=limits.max_file_bytes,
+            max_inflated_bytes=limits.max_inflated_bytes,
+            classify_max_images=CLASSIFY_MAX_IMAGES,
+        ),
+        input_shape=list(scheduler.manifest.models[0].input_shape),
+        samples=_samples(scheduler),
+        audit=has_audit(limits),
         # Names of other sites are not for a user who is limited to some.
-        "share": [rule for rule in limits.share if not allowed or rule.rpartition("=")[0] in ("", *allowed)],
-        "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
-        "hierarchy": {
-            "name": hierarchy.name,
-            "fine": list(hierarchy.fine),
-            "coarse": list(hierarchy.coarse),
-            "parent": list(hierarchy.parent),
-        },
-    }
+        share=[rule for rule in limits.share if not allowed or rule.rpartition("=")[0] in ("", *allowed)],
+        networks=[_input_of(entry) for entry in scheduler.manifest.models],
+        hierarchy=ClassTree(
+            name=hierarchy.name,
+            fine=list(hierarchy.fine),
+            coarse=list(hierarchy.coarse),
+            parent=list(hierarchy.parent),
+        ),
+    )

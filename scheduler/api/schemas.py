@@ -12,7 +12,20 @@ from scheduler.placement.adaptive.encoding import EncodingEstimate
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
 from tierkit.types import Scheme, Tier
 
-__all__ = ["AdaptiveReport", "AuditReport", "MappingReport", "Pair", "SignIn", "SiteMapping", "WhoAmI"]
+__all__ = [
+    "AdaptiveReport",
+    "AuditReport",
+    "ClassTree",
+    "LinkReport",
+    "MappingReport",
+    "NetworkInput",
+    "Pair",
+    "SchedulerInfo",
+    "SignIn",
+    "SiteMapping",
+    "UploadLimits",
+    "WhoAmI",
+]
 
 
 class SignIn(BaseModel):
@@ -32,6 +45,51 @@ class WhoAmI(BaseModel):
         default=None, description="Time until which the token is valid; null: until it is revoked."
     )
     sites: tuple[str, ...] = Field(default=(), description="The only sites that a user may see and use. Empty: all.")
+
+
+class UploadLimits(BaseModel):
+    """Limits on uploads."""
+
+    max_images: int = Field(description="Images of one job.")
+    max_upload_bytes: int = Field(description="Bytes of one upload.")
+    max_pixels: int = Field(description="Pixels of one image.")
+    max_file_bytes: int = Field(description="Bytes of one image file.")
+    max_inflated_bytes: int = Field(description="Bytes of one upload after it is decompressed.")
+    classify_max_images: int = Field(description="Images of one `POST /v1/classify`.")
+
+
+class NetworkInput(BaseModel):
+    """The input of a network."""
+
+    name: str = Field(description="Name of the network.")
+    tier: Tier = Field(description="Tier whose nodes serve it.")
+    height: int = Field(description="Height of its input in pixels.")
+    width: int = Field(description="Width of its input in pixels.")
+    resize: str = Field(description="Rule by which images with another size are resized.")
+    resize_to: int | None = Field(description="Side in pixels to which images are resized before they are cropped.")
+    resample: str = Field(description="Filter that is used to resize.")
+
+
+class ClassTree(BaseModel):
+    """The classes that the fleet answers."""
+
+    name: str = Field(description="Name of the hierarchy.")
+    fine: list[str] = Field(description="Names of the classes.")
+    coarse: list[str] = Field(description="Names of the superclasses.")
+    parent: list[int] = Field(description="Index of the superclass of each class.")
+
+
+class SchedulerInfo(BaseModel):
+    """Facts about a scheduler and its fleet that rarely change."""
+
+    version: str = Field(description="Version of Terrace.")
+    limits: UploadLimits = Field(description="Bounds on what a client may upload.")
+    input_shape: list[int] = Field(description="Height, width and channels of the end devices' network.")
+    samples: int = Field(description="Number of test pictures at `GET /v1/samples/{index}`; 0 for other classes.")
+    audit: bool = Field(description="True if the fleet has an audit of its encoders.")
+    share: list[str] = Field(description="Rules on the pictures that leave a site: SITE=RULE, or a rule for all sites.")
+    networks: list[NetworkInput] = Field(description="Inputs of the networks in force.")
+    hierarchy: ClassTree = Field(description="Names of the classes.")
 
 
 class Pair(BaseModel):
