@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import io
-from collections.abc import Collection, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ValidationError
+
+from tierkit.errors import BrokenExtension, InvalidInput
+from tierkit.extensions import fault_of
 
 if TYPE_CHECKING:
     from cloud_node.engines import EngineKind
@@ -31,6 +37,12 @@ __all__ = ["check_encoder", "check_engine", "check_network", "check_sink", "chec
 _VALUES = 200_000
 _UPDATES = 60
 _STOP_S = 5.0
+_BLOCKED_S = 2.0
+"""Longest time without a turn of the event loop."""
+
+
+def _check_parts(group: str, kind: object) -> None:
+    assert not (fault := fault_of(group, kind)), fault
 
 
 def check_engine(kind: EngineKind, settings: CloudSettings | None = None) -> None:
@@ -39,6 +51,7 @@ def check_engine(kind: EngineKind, settings: CloudSettings | None = None) -> Non
     Args:
         settings: for the engine. Default: the defaults of `CloudSettings`.
     """
+    _check_parts("terrace.engines", kind)
     asyncio.run(_check_engine(kind, settings))
 
 
@@ -126,6 +139,7 @@ def check_encoder(hiding: Hiding) -> None:
     from models.manifest import load_manifest
     from tierkit.types import FeatureForm
 
+    _check_parts("terrace.encoders", hiding)
     chance = np.random.default_rng(0)
     for bundled in load_manifest().encoders:
         network = load_manifest().entry(bundled.network)
@@ -157,6 +171,7 @@ def check_source(
     """Take some pictures from a source that is there, and stop it."""
     from end_node.settings import SourceSettings
 
+    _check_parts("terrace.sources", kind)
     # Without its validation, which knows only kinds that are installed.
     settings = SourceSettings.model_construct(name="checked", url=url, rate=rate)
     asyncio.run(_check_source(kind, settings, pictures, within_s))
@@ -196,27 +211,93 @@ async def _check_source(kind: SourceKind, settings: SourceSettings, pictures: in
     assert running.done(), f"the source does not stop within {_STOP_S:g} s"
 
 
-def check_sink(kind: Any, options: Mapping[str, Any], *, context: Any = None, events: Sequence[Any] = ()) -> None:
-    """Check the options of a sink, open it, and deliver events.
+def check_sink(
+    kind: Any,
+    options: Mapping[str, Any],
+    *,
+    context: Any = None,
+    events: Sequence[Any] | None = None,
+    within_s: float = 10.0,
+) -> None:
+    """Check the options of a sink, open it, and deliver events. The receiver has to be there, and take them.
 
     Args:
-        options: the table `[options]` of a receiver that is there.
-        context: the `SinkContext`.
-        events: to deliver.
+        options: the table `[options]`.
+        context: the `SinkContext`. Default: one that allows private addresses.
+        events: to deliver. Default: a test event.
+        within_s: limit on all of it.
     """
+    from scheduler.sinks.protocol import SinkContext, SinkEvent, options_of, stored_options
+
+    _check_parts("terrace.sinks", kind)
     made = kind.Options
     assert isinstance(made, type), "Options is a class"
     assert issubclass(made, BaseModel), "Options derives from pydantic.BaseModel"
     with contextlib.suppress(ValidationError):
         made.model_validate({**options, "no_such_option": 1})
         raise AssertionError('Options takes an unknown option: set model_config = ConfigDict(extra="forbid")')
+    try:
+        checked = options_of(kind, stored_options(kind, options))
+    except (BrokenExtension, InvalidInput) as exc:
+        raise AssertionError(str(exc)) from exc
+    said = {"sink": "checked", "text": "a test event"}
+    test = SinkEvent(type="sink.test", key="sink/checked", at=time.time(), data=said)
 
     async def deliver() -> None:
-        async with kind.open(made.model_validate(options), context) as receiver:
-            for event in events:
-                assert await receiver.deliver(event) is None, "deliver returns None, or raises"
+        its = context or SinkContext(name="checked", allow_private=True)
+        async with kind.open(checked, its) as receiver:
+            assert hasattr(receiver, "deliver"), f"open yields {type(receiver).__name__}, which has no deliver"
+            for event in (test,) if events is None else events:
+                delivering = receiver.deliver(event)
+                assert inspect.isawaitable(delivering), "deliver must be an async function"
+                assert await delivering is None, "deliver returns None, or raises"
 
-    asyncio.run(deliver())
+    _run_watched(deliver, within_s)
+
+
+def _run_watched(work: Callable[[], Coroutine[Any, Any, None]], within_s: float) -> None:
+    """Run a coroutine of a sink in a thread, whose event loop must never be blocked.
+
+    Raises:
+        AssertionError: it fails, blocks, or takes longer than `within_s`.
+    """
+    turns, ended = [time.monotonic()], threading.Event()
+    faults: list[BaseException] = []
+
+    async def turn() -> None:
+        while True:
+            turns[0] = time.monotonic()
+            await asyncio.sleep(_BLOCKED_S / 10)
+
+    async def watched() -> None:
+        turning = asyncio.create_task(turn())
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                await work()
+        except TimeoutError as exc:
+            assert not limit.expired(), f"open and deliver take longer than {within_s:g} s"
+            raise exc
+        finally:
+            turning.cancel()
+
+    def run() -> None:
+        try:
+            asyncio.run(watched())
+        except BaseException as exc:  # code of others may raise anything
+            faults.append(exc)
+        ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    while not ended.wait(_BLOCKED_S / 10):
+        quiet_s = time.monotonic() - turns[0]
+        assert quiet_s < _BLOCKED_S, (
+            "open or deliver blocks the event loop: use asyncio.to_thread for what may take long"
+        )
+    if faults:
+        (fault,) = faults
+        if isinstance(fault, AssertionError):
+            raise fault
+        raise AssertionError(f"open or deliver raises {type(fault).__name__}: {fault}") from fault
 
 
 def check_network(
@@ -229,6 +310,7 @@ def check_network(
     """
     import torch
 
+    _check_parts("terrace.networks", kind)
     torch.manual_seed(0)
     network = kind(4, **(options or {}))
     images, labels = torch.randn(8, *shape), torch.arange(8) % 4

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tierkit.distribution import DISTRIBUTION
@@ -21,7 +22,7 @@ from tierkit.errors import BrokenExtension, InvalidInput
 from tierkit.extras import training_extra
 from tierkit.plaintext import one_line
 
-__all__ = ["BUILT_IN", "Extension", "broken", "check_name", "load", "name_in", "names", "others"]
+__all__ = ["BUILT_IN", "Extension", "broken", "check_name", "fault_of", "load", "name_in", "names", "others"]
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "terrace.engines": {
@@ -71,6 +72,16 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
 }
 """Terrace's own entry points: group, name, object. The same as in pyproject.toml; they are found without metadata."""
+
+_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "terrace.engines": (("reads", "check", "batch_images", "load", "load_next"),),
+    "terrace.strategies": (("config", "rule"), ("model_dump_json",)),
+    "terrace.encoders": (("hide", "restore"),),
+    "terrace.sinks": (("Options.model_validate", "open"),),
+}
+"""The attributes that the objects of a group must have, or others that will do. Sources and networks are called."""
+_CALLED = ("terrace.sources", "terrace.networks")
+_IMPORTS_AT_ONCE = 4
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _MOST_REASON = 300
@@ -142,9 +153,37 @@ def load(group: str, name: str) -> object:
     return _import(next(each for each in others() if (each.group, each.name) == (group, name)))
 
 
+def fault_of(group: str, found: object) -> str:
+    """Why an object cannot be an extension of a group, as far as its attributes show; empty if it can."""
+    if group in _CALLED:
+        return "" if callable(found) else f"it must be a class or a function, and is {_described(found)}"
+    if isinstance(found, type):
+        return f"it must be an object, and is the class {found.__name__}: name an instance of it"
+    missing = [[part for part in parts if not _has(found, part)] for parts in _PARTS[group]]
+    return f"it has no {', '.join(missing[0])}: it is {_described(found)}" if all(missing) else ""
+
+
+def _has(found: object, part: str) -> bool:
+    try:
+        attrgetter(part)(found)
+    except AttributeError:
+        return False
+    return True
+
+
+def _described(found: object) -> str:
+    kind = type(found)
+    if isinstance(found, type) or callable(found):
+        return f"the {'class' if isinstance(found, type) else kind.__name__} {getattr(found, '__name__', '')}".rstrip()
+    return f"an object of the class {kind.__name__}"
+
+
 def broken() -> list[Extension]:
-    """Import each extension of other packages in a process, and list those that cannot be used."""
-    return [each for each in map(_tried, others()) if each.fault]
+    """Import each extension of other packages in a process, some at a time, and list those that cannot be used."""
+    from concurrent.futures import ThreadPoolExecutor  # takes time that a start without it saves
+
+    with ThreadPoolExecutor(_IMPORTS_AT_ONCE) as threads:
+        return [each for each in threads.map(_tried, others()) if each.fault]
 
 
 @cache
@@ -199,7 +238,7 @@ def _tried(extension: Extension) -> Extension:
     # An import may print, hang, or end the process.
     try:
         child = subprocess.run(
-            [sys.executable, "-P", "-m", "tierkit.extensions", extension.value],
+            [sys.executable, "-P", "-m", "tierkit.extensions", extension.group, extension.value],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -214,12 +253,12 @@ def _tried(extension: Extension) -> Extension:
 
 
 def _try() -> None:
-    """Import the object that the command line names, and write to standard output why that fails."""
+    """Import the object that the command line names with its group, and write to standard output why that fails."""
     answer = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         with training_extra("it"):
-            _resolve(sys.argv[1])
+            _usable(*sys.argv[1:])
     except (Exception, SystemExit) as error:
         os.write(answer, _why(error).encode(errors="replace"))
 
@@ -232,10 +271,18 @@ def _resolve(value: str) -> object:
     return found
 
 
+def _usable(group: str, value: str) -> object:
+    """Import an object. Raises TypeError if it cannot be an extension of the group."""
+    found = _resolve(value)
+    if fault := fault_of(group, found):
+        raise TypeError(fault)
+    return found
+
+
 def _import(extension: Extension) -> object:
     try:
         with training_extra("it"):
-            return _resolve(extension.value)
+            return _usable(extension.group, extension.value)
     # Code of others may raise anything, and even try to exit; Terrace continues without it.
     except (Exception, SystemExit) as error:
         raise BrokenExtension(_sentence(extension._replace(fault=_why(error)))) from error

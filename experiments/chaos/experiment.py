@@ -314,7 +314,7 @@ class Chaos(Experiment):
         lines = [(_detected(record["points"], kind), *look) for kind, *look in looks]
         if not any(samples for samples, *_ in lines):
             return
-        noticed = sorted(seconds for samples, *_ in lines for seconds in samples)
+        noticed = sorted(seconds for kind, *_ in looks for seconds in _detected(record["points"], kind))
         (axes,) = figures.panels(
             "detection",
             ["Time until a node is dead in the device list"],

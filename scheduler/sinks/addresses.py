@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -11,7 +10,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tierkit.errors import Forbidden
 
-__all__ = ["CheckedResolver", "Resolve", "check_host", "refusal", "resolve"]
+__all__ = ["CheckedResolver", "Resolve", "addresses_of", "check_host", "refusal"]
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -28,8 +27,10 @@ _METADATA = {
     )
 }
 """Metadata services of clouds that are not link-local: they give away the machine's credentials."""
-_TRANSLATED = ip_network("64:ff9b::/96")
-"""IPv4 addresses as IPv6 networks reach them."""
+_TRANSLATED = tuple(ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96"))
+"""IPv6 addresses that end with an IPv4 address: of translators (RFC 6052, RFC 8215), and IPv4-compatible ones."""
+_ALSO_PRIVATE = tuple(ip_network(each) for each in ("64:ff9b:1::/48", "fec0::/10"))
+"""Private networks that Python counts as global: of local translators, and site-local addresses (RFC 3879)."""
 _MOST_ADDRESSES = 32
 
 
@@ -44,7 +45,8 @@ def refusal(address: str, *, allow_private: bool) -> str | None:
             return f"{address} is a link-local address or the metadata service of a cloud"
         if each.is_multicast or each.is_unspecified:
             return f"{address} is not the address of one machine"
-        if not each.is_global and not allow_private:
+        is_private = not each.is_global or any(each in network for network in _ALSO_PRIVATE)
+        if is_private and not allow_private:
             return (
                 f"{address} is a private address: set sink_allow_private (--sink-allow-private) if sinks of this "
                 "scheduler may use those"
@@ -57,19 +59,23 @@ def _meant(address: Address) -> Iterator[Address]:
     yield address
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if inner is None and address in _TRANSLATED:
+        # :: and ::1 are addresses of IPv6 itself.
+        if inner is None and int(address) > 1 and any(address in network for network in _TRANSLATED):
             inner = IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             yield inner
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name by the system's resolver. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+def addresses_of(host: str, port: int) -> list[str]:
+    """The addresses of a name by the system's resolver; blocks. Raises OSError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as exc:  # an empty label, or one with more than 63 characters
+        raise OSError(f"{host[:64]!r} is not the name of a machine") from exc
     return [str(address[0]) for *_, address in found]
 
 
-async def check_host(host: str, port: int, *, allow_private: bool, resolve: Resolve = resolve) -> list[str]:
+async def check_host(host: str, port: int, *, allow_private: bool, resolve: Resolve) -> list[str]:
     """The addresses of a name or of an IP address, all of them checked.
 
     Raises:

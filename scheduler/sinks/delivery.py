@@ -7,8 +7,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,11 +16,12 @@ from scheduler.core.outbox import DeadLetter, Sink, SinkEvent, after_failure, la
 from scheduler.metrics import SINK_DELIVERED, SINK_FAILED
 from scheduler.sinks.feed import Feed
 from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind, options_of
+from scheduler.sinks.slots import SinkPlaces, Slots
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Standby, TerraceError, Unavailable
 from tierkit.pacing import backoff_s
 from tierkit.plaintext import one_line
 
-__all__ = ["MOST_PENDING", "Courier", "Letters", "Office"]
+__all__ = ["MOST_PENDING", "Courier", "Letters", "Office", "ends_task", "reason_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,23 @@ _MOST_SAID = 500
 T = TypeVar("T")
 
 FAILURES = (TerraceError, OSError, TimeoutError)
+
+
+def ends_task(error: BaseException) -> bool:
+    """True if the scheduler ends the present task; False if code of a sink has raised the error by itself."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason of a failure for people. An error that Terrace does not know has its class in it."""
+    if isinstance(error, FAILURES):
+        said = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
+    else:
+        said = f"{type(error).__name__}: {error}"
+    return one_line(said or type(error).__name__)[:_MOST_SAID]
 
 
 class Letters(Protocol):
@@ -71,6 +89,8 @@ class Office:
     """Age at which an event is given up that a receiver does not take."""
     elapsed: Callable[[], float]
     """Returns seconds of elapsed time."""
+    slots: Slots
+    """Bounds the deliveries of all sinks together."""
 
 
 class Courier:
@@ -78,13 +98,13 @@ class Courier:
 
     Args:
         sink: as it is stored.
-        load: returns its kind; raises TerraceError or ImportError.
+        load: returns its kind, without blocking; raises TerraceError or ImportError.
     """
 
     def __init__(
         self,
         sink: Sink,
-        load: Callable[[], SinkKind],
+        load: Callable[[], Awaitable[SinkKind]],
         context: SinkContext,
         office: Office,
     ) -> None:
@@ -107,6 +127,7 @@ class Courier:
         self._context = context
         self._retry_s = office.retry_s
         self._elapsed = office.elapsed
+        self._places = SinkPlaces(office.slots)
         self._pending: dict[int, _Pending] = {}
         """Pending events by number, rising, without dead letters."""
         self._lanes: dict[int, deque[_Pending]] = {}
@@ -157,18 +178,21 @@ class Courier:
                     await self._connect()
                 except ReceiverGone as exc:
                     return self._note(exc)
-                except Exception as exc:
+                except BaseException as exc:
+                    if ends_task(exc):
+                        raise
                     if not isinstance(exc, (*FAILURES, ImportError)):
                         _log.error("the sink %s has failed", self.sink.name, exc_info=exc)
                     self._note(exc)
                 failures = 1 if self.delivered > before else failures + 1
-                await asyncio.sleep(backoff_s(failures, first_s=_FIRST_S, cap_s=_LONGEST_S, chance=random.random()))
+                pause_s = backoff_s(failures, first_s=_FIRST_S, cap_s=_LONGEST_S, chance=random.random())
+                await self._rest(pause_s, failures)
         finally:
             self._feed.waiting.discard(self._wake)
 
     async def _connect(self) -> None:
         """Deliver over one connection until it ends."""
-        kind = self._load()
+        kind = await self._load()
         options = options_of(kind, self.sink.options)
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(_OPEN_S):
@@ -176,42 +200,89 @@ class Courier:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     await self._read(tasks, delivery)
-            except ExceptionGroup as group:
+            except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
 
-    async def _read(self, tasks: asyncio.TaskGroup, delivery: Delivery) -> None:
-        """Put what is wanted into lanes, until cancelled."""
+    async def _rest(self, pause_s: float, failures: int) -> None:
+        """Wait before the next connection. Events that come meanwhile wait in memory, and old ones are given up.
 
-        def put(pending: _Pending) -> None:
-            lane = lane_of(pending.event.key)
-            if (waiting := self._lanes.get(lane)) is not None:
-                waiting.append(pending)
-            else:
-                self._lanes[lane] = deque([pending])
+        Args:
+            failures: connections that failed, one after the other.
+        """
+        try:
+            await self._take_in()
+            while await self._give_up_old(failures):
+                await self._take_in()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    while True:
+                        self._wake.clear()
+                        await self._take_in()
+                        await self._wake.wait()
+        except Unavailable as exc:
+            _log.warning("the sink %s cannot read its events now: %s", self.sink.name, exc)
+            await asyncio.sleep(pause_s)
+
+    async def _give_up_old(self, failures: int) -> bool:
+        """Make dead letters of the events in memory that are too old; returns True if there were some."""
+        given_up = False
+        for lane, waiting in list(self._lanes.items()):
+            while waiting:
+                pending, age_s = waiting[0], self._elapsed() - waiting[0].event.elapsed
+                attempts = max(failures, pending.attempts)
+                if after_failure(attempts, age_s=age_s, retry_s=self._retry_s, chance=0.0) is not None:
+                    break
+                pending.attempts = attempts
+                await self._bury(pending, self.trouble)
+                self._settled(waiting.popleft())
+                given_up = True
+            if not waiting:
+                del self._lanes[lane]
+        return given_up
+
+    async def _take_in(self) -> Sequence[int]:
+        """Put events that are wanted into lanes, as many as may be in memory; returns the lanes that are new."""
+        self._full = len(self._pending) >= MOST_PENDING
+        if self._full:
+            return ()
+        page, self.read_upto = await self._feed.after(self.read_upto, MOST_PENDING - len(self._pending))
+        new: list[int] = []
+        for event in page:
+            if matches(self.sink.filter, event):
+                self._pending[event.number] = pending = _Pending(event)
+                new += self._queue(pending)
+        return new
+
+    def _queue(self, pending: _Pending) -> Sequence[int]:
+        """Put an event into its lane; returns the lane if it is new."""
+        lane = lane_of(pending.event.key)
+        if (waiting := self._lanes.get(lane)) is not None:
+            waiting.append(pending)
+            return ()
+        self._lanes[lane] = deque([pending])
+        return (lane,)
+
+    async def _read(self, tasks: asyncio.TaskGroup, delivery: Delivery) -> None:
+        """Put what is wanted into lanes, and deliver it, until cancelled."""
+
+        def start(lanes: Iterable[int]) -> None:
+            for lane in lanes:
                 tasks.create_task(self._carry(lane, delivery))
 
-        for lane in self._lanes:  # what an earlier connection has left
-            tasks.create_task(self._carry(lane, delivery))
+        start(self._lanes)  # what an earlier connection has left
         while True:
             self._wake.clear()
+            before = self.read_upto
             try:
                 for letter in await self._wanted_letters():
                     self._again.add(letter.event.number)
-                    put(_Pending(letter.event, is_letter=True))
-                page: Sequence[SinkEvent] = ()
-                self._full = len(self._pending) >= MOST_PENDING
-                if not self._full:
-                    most = MOST_PENDING - len(self._pending)
-                    page, self.read_upto = await self._feed.after(self.read_upto, most)
+                    start(self._queue(_Pending(letter.event, is_letter=True)))
+                start(await self._take_in())
             except Unavailable as exc:
                 _log.warning("the sink %s cannot read its events now: %s", self.sink.name, exc)
                 await asyncio.sleep(_DATABASE_AGAIN_S)
                 continue
-            for event in page:
-                if matches(self.sink.filter, event):
-                    self._pending[event.number] = pending = _Pending(event)
-                    put(pending)
-            if page:
+            if self.read_upto > before:
                 await asyncio.sleep(0)
             else:
                 await self._wake.wait()
@@ -228,26 +299,30 @@ class Courier:
         """Deliver what is in a lane, one after the other."""
         waiting = self._lanes[lane]
         while waiting:
-            pending = waiting[0]
-            await self._settle(pending, delivery)
-            waiting.popleft()
-            if pending.is_letter:
-                self._again.discard(pending.event.number)
-                if not self._again:
-                    self._wake.set()
-                continue
-            del self._pending[pending.event.number]
-            if self._full and len(self._pending) <= MOST_PENDING // 2:
-                self._wake.set()
+            await self._settle(waiting[0], delivery)
+            self._settled(waiting.popleft())
         del self._lanes[lane]
+
+    def _settled(self, pending: _Pending) -> None:
+        """The receiver has an event, or it is a dead letter."""
+        if pending.is_letter:
+            self._again.discard(pending.event.number)
+            if not self._again:
+                self._wake.set()
+            return
+        del self._pending[pending.event.number]
+        if self._full and len(self._pending) <= MOST_PENDING // 2:
+            self._wake.set()
 
     async def _settle(self, pending: _Pending, delivery: Delivery) -> None:
         """Return when the receiver has an event, or it is a dead letter."""
         event = pending.event
         while True:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # the code of the sink has swallowed it
             pending.attempts += 1
             try:
-                async with asyncio.timeout(_BUDGET_S):
+                async with self._places.place(), asyncio.timeout(_BUDGET_S):
                     await delivery.deliver(event)
             except (ConnectionEnded, ReceiverGone):
                 self._count_failure()
@@ -255,7 +330,9 @@ class Courier:
             except Rejected as exc:
                 await self._bury(pending, self._failed(exc))
                 return
-            except Exception as exc:
+            except BaseException as exc:  # code of others may raise anything
+                if ends_task(exc):
+                    raise
                 if not isinstance(exc, FAILURES):
                     _log.error("the sink %s has failed on %s", self.sink.name, event.id, exc_info=exc)
                 reason, age_s = self._failed(exc), self._elapsed() - event.elapsed
@@ -291,7 +368,7 @@ class Courier:
             except Unavailable:
                 await asyncio.sleep(_DATABASE_AGAIN_S)
 
-    def _failed(self, error: Exception) -> str:
+    def _failed(self, error: BaseException) -> str:
         self._count_failure()
         return self._note(error)
 
@@ -299,8 +376,7 @@ class Courier:
         self.failed += 1
         SINK_FAILED.labels(sink=self.sink.name).inc()
 
-    def _note(self, error: Exception) -> str:
+    def _note(self, error: BaseException) -> str:
         """Remember what went wrong."""
-        said = "no answer in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
-        self.trouble = one_line(said or type(error).__name__)[:_MOST_SAID]
+        self.trouble = reason_of(error)
         return self.trouble

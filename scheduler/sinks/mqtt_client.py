@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from socket import socket
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Self
 
 import aiomqtt
-from aiomqtt.exceptions import MqttConnectError
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -55,20 +55,67 @@ async def connected(options: MqttOptions, context: SinkContext, where: str) -> A
             options.host, options.tcp_port, allow_private=context.allow_private, resolve=context.resolve
         )
     password = None if options.password_file is None else await asyncio.to_thread(read_secret, options.password_file)
-    async with AsyncExitStack() as stack:
-        for number, address in enumerate(addresses, start=1):
-            try:
-                client = await stack.enter_async_context(_client(address, options, context, password))
-                break
-            except aiomqtt.MqttError as exc:
-                if number == len(addresses) or isinstance(exc, MqttConnectError):
-                    raise
+    async with _client(await _first_open(addresses, options, context), options, context, password) as client:
         if client.limit("MaximumQoS") == 0 or client.limit("RetainAvailable") == 0:
             raise SetupError(f"{where} does not allow QoS 1 and retained messages")
         yield client
 
 
-def _client(address: str, options: MqttOptions, context: SinkContext, password: str | None) -> BrokerClient:
+async def _first_open(addresses: Sequence[str], options: MqttOptions, context: SinkContext) -> socket.socket:
+    """A socket to the first of the addresses that takes a connection. Raises aiomqtt.MqttError for the last one."""
+    tls = client_context(options.tls_ca or context.tls_ca, http=False) if options.tls else None
+    for number, address in enumerate(addresses, start=1):
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await _opened(address, options, tls)
+        except OSError as exc:
+            if number == len(addresses):
+                raise aiomqtt.MqttError(_reason(exc)) from exc
+    raise aiomqtt.MqttError("no address")
+
+
+async def _opened(address: str, options: MqttOptions, tls: ssl.SSLContext | None) -> socket.socket:
+    """Connect without a thread: a broker that accepts connections and says nothing holds up nothing else.
+
+    TLS verifies the name of the broker, while the connection goes to a checked address of it.
+    """
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (address, options.tcp_port))
+        if tls is None:
+            return sock
+        sock = secured = tls.wrap_socket(sock, server_hostname=options.host, do_handshake_on_connect=False)
+        while True:
+            try:
+                secured.do_handshake()
+                return secured
+            except ssl.SSLWantReadError:
+                await _until(secured, loop.add_reader, loop.remove_reader)
+            except ssl.SSLWantWriteError:
+                await _until(secured, loop.add_writer, loop.remove_writer)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return str(error)
+    return os.strerror(error.errno) if error.errno else str(error) or "no answer in time"
+
+
+async def _until(sock: socket.socket, add: Callable[..., None], remove: Callable[[socket.socket], bool]) -> None:
+    ready = asyncio.Event()
+    add(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(sock)
+
+
+def _client(sock: socket.socket, options: MqttOptions, context: SinkContext, password: str | None) -> BrokerClient:
     asked, will = _empty_properties(PacketTypes.CONNECT), None
     asked.MaximumPacketSize = _MOST_BYTES
     if context.testing:  # the broker ends the older one of two connections with the same id
@@ -77,7 +124,8 @@ def _client(address: str, options: MqttOptions, context: SinkContext, password: 
         client_id = options.client_id or f"terrace-{context.id}"
         will = aiomqtt.Will(Topics(options.prefix).status, b"offline", qos=1, retain=True)
     return BrokerClient(
-        address,
+        sock,
+        options.host,
         options.tcp_port,
         username=options.username,
         password=password,
@@ -86,19 +134,12 @@ def _client(address: str, options: MqttOptions, context: SinkContext, password: 
         clean_start=True,
         properties=asked,
         will=will,
-        tls_context=_tls(options, context),
         timeout=_TIMEOUT_S,
         keepalive=_KEEP_ALIVE_S,
         max_inflight_messages=IN_FLIGHT,
         max_queued_incoming_messages=_MOST_UNREAD,
         logger=_log,
     )
-
-
-def _tls(options: MqttOptions, context: SinkContext) -> Any:
-    if not options.tls:
-        return None
-    return _NamedContext(client_context(options.tls_ca or context.tls_ca, http=False), options.host)
 
 
 class RefusedError(aiomqtt.MqttError):
@@ -110,10 +151,13 @@ class RefusedError(aiomqtt.MqttError):
 
 
 class BrokerClient(aiomqtt.Client):
-    """A client that raises what the broker answers to a message; aiomqtt drops it."""
+    """A client over an open socket that raises what the broker answers to a message; aiomqtt drops it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._sock = made = _Socket(sock)
+        # paho would connect itself, and block.
+        self._client._create_socket = lambda: made  # type: ignore[method-assign]
         self.pending_calls_threshold = _MOST_UNREAD  # above it, it logs a warning
         self.limits: Properties | None = None
         self._refusals: dict[int, ReasonCode] = {}
@@ -122,10 +166,33 @@ class BrokerClient(aiomqtt.Client):
         """A limit of the broker, by its name in MQTT 5 (MaximumPacketSize); None if it has named none."""
         return getattr(self.limits, name, None)
 
+    async def __aenter__(self) -> Self:
+        disconnected = self._disconnected
+        try:
+            await super().__aenter__()
+            if self._client.socket() is None:  # it ended right after its answer, which aiomqtt forgets
+                raise self._end()
+            return self
+        except BaseException:  # aiomqtt would leave the socket open
+            self._client._sock_close()
+            self._sock.close()
+            raise
+        finally:
+            if disconnected.done():
+                disconnected.exception()  # aiomqtt may forget it, and asyncio would report that
+
     async def ended(self) -> None:
         """Return, or raise the reason, when the connection has ended. aiomqtt's other calls time out only later."""
-        await asyncio.shield(self._disconnected)
-        raise aiomqtt.MqttError("the broker has ended the connection")
+        try:
+            await asyncio.shield(self._disconnected)
+        except aiomqtt.MqttError as exc:
+            if not self._sock.fault:
+                raise
+            raise self._end() from exc
+        raise self._end()
+
+    def _end(self) -> aiomqtt.MqttError:
+        return aiomqtt.MqttError(self._sock.fault or "the broker has ended the connection")
 
     def _on_connect(self, *args: Any) -> None:
         self.limits = args[-1]
@@ -168,24 +235,25 @@ class BrokerClient(aiomqtt.Client):
             raise RefusedError(code)
 
 
-class _NamedContext:
-    """A TLS context that verifies the name of the broker, while the connection goes to a checked address of it."""
+class _Socket:
+    """The socket of a connection, which reads no packet beyond the limit that the broker was told.
 
-    check_hostname = True  # paho would verify the address otherwise
+    paho asks for the rest of a packet at once, and otherwise for single bytes.
+    """
 
-    def __init__(self, context: ssl.SSLContext, name: str) -> None:
-        self._context = context
-        self._name = name
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.fault = ""
+        """Why nothing more is read; "" while packets are small enough."""
 
-    def wrap_socket(self, sock: socket, **_: Any) -> ssl.SSLSocket:
-        made = self._context.wrap_socket(sock, server_hostname=self._name, do_handshake_on_connect=False)
-        made.settimeout(_TIMEOUT_S)
-        try:
-            made.do_handshake()
-        except BaseException:
-            made.close()  # paho would leave it open
-            raise
-        return made
+    def recv(self, size: int) -> bytes:
+        if size > _MOST_BYTES:
+            self.fault = f"the broker sends a packet of {size:,} bytes; the limit is {_MOST_BYTES:,}"
+            raise OSError(self.fault)  # paho ends the connection
+        return self._sock.recv(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
 
 
 def message_properties(

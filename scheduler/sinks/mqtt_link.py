@@ -130,10 +130,11 @@ class MqttLink:
         """Keep the retained messages up to date while the block runs. The connection ends the block if it ends."""
         self._look()
         try:
-            await self._retain(self._topics.status, b"online")
             async with asyncio.TaskGroup() as tasks:
-                working = [tasks.create_task(each) for each in (self._client.ended(), self._sweep(), self._follow())]
+                working = [tasks.create_task(self._client.ended())]
                 try:
+                    await self._retain(self._topics.status, b"online")
+                    working += [tasks.create_task(each) for each in (self._sweep(), self._follow())]
                     yield
                 finally:
                     for task in working:

@@ -6,9 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from scheduler.sinks.discovery import MOST_PREFIX
+from scheduler.sinks.protocol import plain_path
 from tierkit.errors import MissingExtra
 
 __all__ = ["MqttOptions"]
@@ -17,6 +18,7 @@ _PORT, _TLS_PORT = 1883, 8883
 _LEVEL = r"[A-Za-z0-9_.-]+"
 _PREFIX = rf"{_LEVEL}(/{_LEVEL})*"
 _MOST_HOST = 253
+PlainPath = Annotated[Path, AfterValidator(plain_path)]
 _HOST = r"^([A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)$"
 
 
@@ -31,11 +33,11 @@ class MqttOptions(BaseModel):
     """TCP port of the broker. Default: 1883, or 8883 with `tls`."""
     tls: bool = False
     """Connect with TLS and verify the broker's certificate."""
-    tls_ca: Path | None = None
+    tls_ca: PlainPath | None = None
     """PEM file on the scheduler's machine with the certificates to trust instead of the usual ones."""
     username: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
     """User at the broker."""
-    password_file: Path | None = None
+    password_file: PlainPath | None = None
     """File on the scheduler's machine with the user's password. Only its owner may read it."""
     client_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
     """Client id at the broker. By default it is made of the name of the sink and the moment at which it was added."""
@@ -60,6 +62,8 @@ class MqttOptions(BaseModel):
             path: Path | None = getattr(self, name)
             if path is not None and not path.is_absolute():
                 raise ValueError(f"{name} must be an absolute path")
+        if self.prefix == self.discovery_prefix:
+            raise ValueError("prefix and discovery_prefix must differ: a topic would have two meanings")
         return self
 
     @property

@@ -8,20 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr, ValidationError
 
 from scheduler.core.outbox import NO_FILTER, EventFilter, SinkEvent
-from scheduler.sinks.addresses import Resolve, resolve
+from scheduler.sinks.addresses import Resolve
+from scheduler.sinks.threads import Threads
+from tierkit.access import read_private
 from tierkit.documents import faults
-from tierkit.errors import InvalidInput
+from tierkit.errors import BrokenExtension, InvalidInput, SetupError, TerraceError
 
-__all__ = ["Delivery", "SinkContext", "SinkEvent", "SinkKind", "SourceView", "options_of", "payload", "read_secret"]
+__all__ = [
+    "Delivery",
+    "SinkContext",
+    "SinkEvent",
+    "SinkKind",
+    "SourceView",
+    "options_of",
+    "payload",
+    "plain_path",
+    "read_secret",
+    "stored_options",
+]
 
 _MOST_SECRET_BYTES = 4096
 
@@ -38,7 +51,7 @@ class SinkContext:
     """True if an admin allows receivers in private networks and on the scheduler's own machine."""
     tls_ca: Path | None = None
     """File with the certificates to trust. Default: the public authorities count."""
-    resolve: Resolve = resolve
+    resolve: Resolve = field(default_factory=lambda: Threads().resolve)
     """Finds the addresses of a name."""
     id: str = ""
     """Stable and unique: a later sink of the same name has another one."""
@@ -116,28 +129,91 @@ def payload(event: SinkEvent) -> bytes:
 
 
 def options_of(kind: SinkKind, given: Mapping[str, Any]) -> BaseModel:
-    """Options of a sink, checked. Raises InvalidInput."""
-    options = kind.Options
+    """Options of a sink, checked.
+
+    Raises:
+        InvalidInput: they are wrong.
+        BrokenExtension: the kind fails while it checks them.
+    """
     try:
-        return options.model_validate(dict(given))
-    except ValidationError as exc:
-        raise InvalidInput(f"options: {faults(exc, options)}") from exc
+        options = kind.Options
+        try:
+            return options.model_validate(dict(given))
+        except ValidationError as exc:
+            raise InvalidInput(f"options: {faults(exc, options)}") from exc
+    except (TerraceError, KeyboardInterrupt):
+        raise
+    except BaseException as exc:  # code of others may raise anything
+        raise BrokenExtension(f"the options cannot be checked: {type(exc).__name__}: {exc}") from exc
+
+
+def stored_options(kind: SinkKind, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a sink as they are stored: checked, without defaults, in plain JSON.
+
+    Raises:
+        InvalidInput: they are wrong.
+        BrokenExtension: the kind fails while it checks them, or its options cannot be read again once stored.
+    """
+    options = options_of(kind, given)
+    try:
+        if secret := _secret_in(options.model_dump(round_trip=True)):
+            raise BrokenExtension(
+                f"the option {secret} is a secret, and options are stored and shown to admins: take the path of a "
+                "file with the secret instead"
+            )
+        stored = _dumped(options)
+        if _dumped(options_of(kind, stored)) != stored:
+            raise BrokenExtension("the options are different ones after they have been stored as JSON")
+    except InvalidInput as exc:
+        raise BrokenExtension(f"the options cannot be read again once they are stored: {exc}") from exc
+    except (TerraceError, KeyboardInterrupt):
+        raise
+    except BaseException as exc:  # code of others may raise anything
+        raise BrokenExtension(f"the options cannot be stored as JSON: {type(exc).__name__}: {exc}") from exc
+    return stored
+
+
+def _dumped(options: BaseModel) -> dict[str, Any]:
+    return options.model_dump(mode="json", by_alias=True, exclude_defaults=True, round_trip=True)
+
+
+def _secret_in(value: Any, name: str = "") -> str:
+    """The name of an option that pydantic hides; "" if there is none."""
+    if isinstance(value, Secret | SecretBytes | SecretStr):
+        return name
+    if isinstance(value, Mapping):
+        found = [_secret_in(each, name or str(key)) for key, each in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        found = [_secret_in(each, name) for each in value]
+    else:
+        found = []
+    return next(filter(None, found), "")
+
+
+def plain_path(path: Path) -> Path:
+    """A path in options of a sink. Raises ValueError if it has control characters."""
+    if not str(path).isprintable():
+        raise ValueError("must have no control characters")
+    return path
 
 
 def read_secret(path: Path) -> str:
     """The content of a file with a secret, without white space at its ends. The error never shows it.
 
     Raises:
-        InvalidInput: the file cannot be read, is empty, longer than 4 KiB, or not text.
+        InvalidInput: the file cannot be read, others may read it, or it is empty, longer than 4 KiB, or not text.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_SECRET_BYTES + 1)
+        if path.exists() and not path.is_file():  # a pipe would wait for its other end
+            raise InvalidInput(f"the secret file {path} is not a file")
+        content = read_private(path, "the secret file", most_bytes=_MOST_SECRET_BYTES)
         text = content.decode().strip()
-    except OSError as exc:
-        raise InvalidInput(f"the file {path} cannot be read: {exc.strerror}") from exc
+    except SetupError as exc:
+        raise InvalidInput(str(exc)) from exc
     except UnicodeDecodeError:
-        raise InvalidInput(f"the file {path} is not UTF-8 text") from None
-    if not text or len(content) > _MOST_SECRET_BYTES:
-        raise InvalidInput(f"the file {path} must hold a secret of at most {_MOST_SECRET_BYTES} bytes")
+        raise InvalidInput(f"the secret file {path} is not UTF-8 text") from None
+    except ValueError as exc:  # such as a null byte in the path
+        raise InvalidInput(f"the secret file cannot be read: {exc}") from exc
+    if not text:
+        raise InvalidInput(f"the secret file {path} is empty")
     return text

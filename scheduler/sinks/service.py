@@ -15,10 +15,13 @@ from msgspec.structs import replace
 
 from scheduler.core.outbox import EVENT_TYPES, DeadLetter, EventFilter, Sink, SinkEvent, unknown_types
 from scheduler.metrics import forget_sink, show_sink
-from scheduler.sinks.delivery import Courier, Letters, Office
+from scheduler.sinks.delivery import Courier, Letters, Office, ends_task, reason_of
 from scheduler.sinks.feed import Feed
-from scheduler.sinks.protocol import SinkContext, SinkKind, options_of
+from scheduler.sinks.protocol import SinkContext, SinkKind, options_of, stored_options
+from scheduler.sinks.slots import Slots
+from scheduler.sinks.threads import Threads
 from tierkit.errors import (
+    BrokenExtension,
     Conflict,
     InvalidInput,
     MissingExtra,
@@ -42,6 +45,7 @@ _SAVE_S = 1.0
 _PURGE_S = 30.0
 _STOP_S = 5.0
 _TEST_S = 20.0
+_IMPORT_S = 20.0
 _MOST_PATTERNS = 100
 _MOST_PATTERN = 200
 
@@ -89,7 +93,7 @@ class Sinks:
         store: where sinks and events are kept.
         context: what each sink is given, whose name is filled in.
         elapsed: returns seconds of elapsed time.
-        load_kind: returns a kind of sink by name; raises TerraceError or ImportError.
+        load_kind: returns a kind of sink by name; raises TerraceError or ImportError. It runs in a thread.
     """
 
     def __init__(
@@ -103,7 +107,9 @@ class Sinks:
         self.use: Callable[[list[EventFilter]], None] = lambda _: None
         """Called with the filters of all sinks when they have changed."""
         self._store = store
-        self._context = context
+        self._threads = Threads()
+        self._slots = Slots()
+        self._context = dataclasses.replace(context, resolve=self._threads.resolve)
         self._limits = limits
         self._elapsed = elapsed
         self._load_kind = load_kind
@@ -152,12 +158,11 @@ class Sinks:
         """Add a sink; it gets the events from now on.
 
         Raises:
-            InvalidInput: its kind is unknown, or its options or its filter are wrong.
-            BrokenExtension: the package that adds its kind cannot be used.
+            InvalidInput: its kind is unknown or cannot be used, or its options or its filter are wrong.
             Conflict: the name is taken, or there are too many sinks.
             Unavailable: the database refuses it.
         """
-        sink = replace(sink, options=self._checked(sink.kind, sink.options))
+        sink = replace(sink, options=await self._checked(sink.kind, sink.options))
         _check_filter(sink.filter)
         async with self._turn:
             if sink.name in self._couriers:
@@ -204,18 +209,23 @@ class Sinks:
         said = {"sink": name, "text": "a test: the receiver gets the events of Terrace"}
         event = SinkEvent(type="sink.test", key=f"sink/{name}", at=time.time(), data=said)
         try:
-            kind = self._load_kind(sink.kind)
+            kind = await self._kind(sink.kind)
             options = options_of(kind, sink.options)
             async with asyncio.timeout(_TEST_S), kind.open(options, self._context_of(sink, testing=True)) as delivery:
                 await delivery.deliver(event)
+        except (ImportError, BrokenExtension) as exc:
+            raise UpstreamError(f"the kind {sink.kind!r} cannot be used: {exc}") from exc
         except TerraceError:
             raise
-        except ImportError as exc:
-            raise UpstreamError(f"the kind {sink.kind!r} cannot be used: {exc}") from exc
         except TimeoutError as exc:
             raise UpstreamError(f"the receiver of {name} did not answer within {_TEST_S:g} s") from exc
         except OSError as exc:
             raise UpstreamError(f"the receiver of {name} cannot be reached: {exc}") from exc
+        except BaseException as exc:  # code of others may raise anything
+            if ends_task(exc):
+                raise
+            _log.error("the sink %s has failed on a test", name, exc_info=exc)
+            raise UpstreamError(f"the kind {sink.kind!r} has failed: {reason_of(exc)}") from exc
         return time.monotonic() - began
 
     async def letters(self, name: str, *, after: int, most: int) -> Sequence[DeadLetter]:
@@ -240,13 +250,24 @@ class Sinks:
         courier.replay()
         return marked
 
-    def _checked(self, kind_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def _kind(self, name: str) -> SinkKind:
+        """A kind of sink. Its package is imported in a thread, since an import may take long.
+
+        Raises:
+            TerraceError, ImportError: it cannot be used.
+        """
+        try:
+            async with asyncio.timeout(_IMPORT_S):
+                return await self._threads.run(("kind", name), partial(self._load_kind, name))
+        except TimeoutError as exc:
+            raise BrokenExtension(f"the import of the kind {name!r} takes longer than {_IMPORT_S:g} s") from exc
+
+    async def _checked(self, kind_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options as they are stored: complete, and in plain JSON."""
         try:
-            options = options_of(self._load_kind(kind_name), given)
-        except (ImportError, MissingExtra) as exc:
+            return stored_options(await self._kind(kind_name), given)
+        except (ImportError, MissingExtra, BrokenExtension) as exc:
             raise InvalidInput(f"the kind {kind_name!r} cannot be used here: {exc}") from exc
-        return options.model_dump(mode="json", exclude_defaults=True)
 
     async def _set_paused(self, name: str, paused: bool, reason: str) -> Courier:
         async with self._turn:
@@ -263,9 +284,15 @@ class Sinks:
         before = self._couriers.get(sink.name)
         courier = self._couriers[sink.name] = Courier(
             sink,
-            partial(self._load_kind, sink.kind),
+            partial(self._kind, sink.kind),
             self._context_of(sink),
-            Office(feed=self._feed, letters=self._store, retry_s=self._limits.retry_s, elapsed=self._elapsed),
+            Office(
+                feed=self._feed,
+                letters=self._store,
+                retry_s=self._limits.retry_s,
+                elapsed=self._elapsed,
+                slots=self._slots,
+            ),
         )
         if before is not None:
             courier.delivered, courier.failed = before.delivered, before.failed
@@ -386,5 +413,7 @@ def _check_filter(conditions: EventFilter) -> None:
         values = getattr(conditions, field)
         if len(values) > _MOST_PATTERNS or any(not 0 < len(each) <= _MOST_PATTERN for each in values):
             raise InvalidInput(f"{field}: at most {_MOST_PATTERNS}, each of 1 to {_MOST_PATTERN} characters")
+        if not all(each.isprintable() for each in values):
+            raise InvalidInput(f"{field}: only printable characters")
     if unknown := unknown_types(conditions):
         raise InvalidInput(f"events: no event is called {unknown[0]!r}; there are {', '.join(EVENT_TYPES)}")

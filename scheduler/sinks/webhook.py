@@ -18,7 +18,7 @@ from yarl import URL
 
 from scheduler.core.outbox import LANES
 from scheduler.sinks.addresses import CheckedResolver, check_host
-from scheduler.sinks.protocol import SinkContext, SinkEvent, SinkKind, payload, read_secret
+from scheduler.sinks.protocol import SinkContext, SinkEvent, SinkKind, payload, plain_path, read_secret
 from tierkit.errors import InvalidInput, ReceiverGone, Rejected, Unavailable
 from tierkit.http.client import ask, calling, open_client, read_at_most
 from tierkit.plaintext import one_line
@@ -38,6 +38,8 @@ _SECRET_BYTES = range(16, 65)
 
 
 def _plain_url(text: str) -> str:
+    if not text.isprintable() or " " in text:
+        raise ValueError("must have no spaces and no control characters")
     try:
         url = URL(text)
         host, port = url.host, url.port
@@ -55,7 +57,7 @@ def _plain_url(text: str) -> str:
 def _absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError("must be an absolute path on the scheduler's machine")
-    return path
+    return plain_path(path)
 
 
 class WebhookOptions(BaseModel):

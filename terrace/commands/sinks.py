@@ -28,13 +28,13 @@ class SinkToAdd:
         str, typer.Argument(metavar="KIND", help="webhook, or another kind that is installed.", show_default=False)
     ]
     options: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="OPTION=VALUE...",
+            metavar="[OPTION=VALUE]...",
             help="Options of the kind, such as url=https://example.org/hook.",
             show_default=False,
         ),
-    ]
+    ] = None
     event: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only events of these types, such as 'job.*'; may be repeated."),
@@ -54,11 +54,15 @@ class SinkToAdd:
     @property
     def fields(self) -> dict[str, str]:
         """The options of the kind. Raises typer.BadParameter."""
-        pairs = [each.partition("=") for each in self.options]
-        for name, equals, _ in pairs:
+        found: dict[str, str] = {}
+        for each in self.options or ():
+            name, equals, value = each.partition("=")
             if not (name and equals):
                 raise typer.BadParameter(f"{name!r} is not OPTION=VALUE", param_hint="OPTION=VALUE")
-        return {name: value for name, _, value in pairs}
+            if name in found:
+                raise typer.BadParameter(f"{name} is given twice", param_hint="OPTION=VALUE")
+            found[name] = value
+        return found
 
     @property
     def filter(self) -> SinkFilter:
@@ -200,7 +204,8 @@ def replay(
     client: Client,
     sink: SinkName,
     number: Annotated[
-        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Numbers of events. Default: all.")
+        list[int] | None,
+        typer.Argument(min=1, max=2**53, metavar="[NUMBER]...", help="Numbers of events. Default: all."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 """Bearer tokens in the form of RFC 6750. A shorter one would be a password, which can be guessed."""
 
 
-def read_private(path: Path, what: str, *, any_owner: bool = False) -> bytes:
+def read_private(path: Path, what: str, *, any_owner: bool = False, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a file that only its owner may read or change.
 
     Args:
@@ -45,11 +45,11 @@ def read_private(path: Path, what: str, *, any_owner: bool = False) -> bytes:
     try:
         with path.open("rb") as handle:
             check_private(os.fstat(handle.fileno()), path, what, any_owner=any_owner)
-            content = handle.read(MOST_BYTES + 1)
+            content = handle.read(most_bytes + 1)
     except OSError as exc:
         raise SetupError(f"cannot read {what} {path}: {exc.strerror}") from exc
-    if len(content) > MOST_BYTES:
-        raise SetupError(f"{what} {path} is longer than {MOST_BYTES} bytes")
+    if len(content) > most_bytes:
+        raise SetupError(f"{what} {path} is longer than {most_bytes} bytes")
     return content
 
 

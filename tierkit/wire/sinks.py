@@ -42,7 +42,7 @@ class SinkFilter(_Wish):
     """Sources as NAME or NODE/NAME, such as door-*; empty: all events."""
     labels: tuple[str, ...] = ()
     """Classes or superclasses of the answer in force; empty: any, and none."""
-    confidence: Annotated[float, Field(ge=0, le=1)] | None = None
+    confidence: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
     """Least confidence of that answer, 0 to 1."""
 
 
@@ -149,10 +149,13 @@ class DeadLetterPage(_Value):
     """Number after which the next page begins; None at the end."""
 
 
+EventNumber = Annotated[int, Field(ge=1, le=2**53)]
+
+
 class ReplayRequest(_Wish):
     """Dead letters to deliver again."""
 
-    numbers: Annotated[tuple[int, ...], Field(max_length=1000)] | None = None
+    numbers: Annotated[tuple[EventNumber, ...], Field(max_length=1000)] | None = None
     """The numbers of their events; None: all."""
 
 

@@ -1,5 +1,6 @@
 """A sink that writes each event as a line of a file."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,8 +21,11 @@ class _File:
         self._path = path
 
     async def deliver(self, event: Any) -> None:
+        await asyncio.to_thread(self._append, json.dumps({"id": event.id, "type": event.type}) + "\n")
+
+    def _append(self, line: str) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps({"id": event.id, "type": event.type}) + "\n")
+            file.write(line)
 
 
 class _Lines:

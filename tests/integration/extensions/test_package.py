@@ -207,7 +207,7 @@ def test_a_strategy_and_a_network_train_with_two_workers(tmp_path: Path, with_pa
     (tmp_path / "own.toml").write_text(
         'family = "outer"\nrule = "fedadam"\nperiod = 2\noptions = { rate = 0.02, first = 0.8 }\n'
     )
-    for strategy in ("fedadam", "softsync", str(tmp_path / "own.toml")):
+    for strategy in ("softsync", str(tmp_path / "own.toml")):
         flags = ["--strategy", strategy, "--workers", "2", "--dataset", str(shapes), "--seed", "3", "--json"]
         done = subprocess.run(
             [*TERRACE, "train", "run", str(tmp_path / "net.toml"), *flags],

@@ -83,7 +83,10 @@ async def test_a_sink_from_its_first_event_to_its_end(terrace: Command, running:
         (["add", "hook", "webhook", "url=http://me:secret@example.org"], "must not hold a user name or password"),
         (["add", "hook", "smoke", "url=http://example.org"], "known: mqtt, webhook"),
         (["add", "Hook!", "webhook", "url=http://example.org"], "name"),
+        (["add", "hook", "webhook", "url=http://a.example", "url=http://b.example"], "url is given twice"),
+        (["add", "hook", "webhook"], "options: url is missing"),
         (["replay", "hook", "3"], "no sink 'hook'"),
+        (["replay", "hook", str(2**63)], "should be less than or equal to"),
     ],
 )
 async def test_what_is_wrong_is_named(terrace: Command, words: list[str], said: str) -> None:

@@ -141,6 +141,7 @@ async def test_events_are_signed_as_standard_webhooks_says(
 ) -> None:
     old = "whsec_" + base64.b64encode(b"an older secret of a sink").decode()
     secrets = tmp_path / "secret"
+    secrets.touch(mode=0o600)
     secrets.write_text(f"{SECRET}\n{old}\n")
     await add(running, "hook", receiver.url, options={"secret_file": str(secrets)}, events=["observation.added"])
     await camera.send(observation("gate", 1))

@@ -38,6 +38,8 @@ HOST = "broker.example"
             for prefix in ("a/+", "#", "$SYS", "/a", "a/", "a//b", "a b", "a\0", "a" * 201)
         ),
         ({"host": HOST, "prefix": ""}, "prefix"),
+        ({"host": HOST, "prefix": "homeassistant"}, "prefix and discovery_prefix must differ"),
+        ({"host": HOST, "username": "hall", "password_file": "/a\0b"}, "control characters"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], wrong: str) -> None:

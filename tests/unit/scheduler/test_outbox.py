@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -84,6 +85,19 @@ def test_a_filter_with_one_condition_less_lets_through_no_less(
     fields = {name: getattr(conditions, name) for name in ("events", "sources", "labels", "confidence")}
     fields[condition] = None if condition == "confidence" else ()
     assert matches(EventFilter(**fields), event) or not matches(conditions, event)
+
+
+def test_patterns_are_compiled_once_for_each_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more patterns than the cache of fnmatch has room for."""
+    filters = [EventFilter(sources=(f"{sink}-*", *(f"*/{sink}-{each}*" for each in range(80)))) for sink in range(500)]
+    wanting = filters[7], EventFilter(sources=(*(f"x{each}*" for each in range(300)), "sho?/do*"))
+    event = SinkEvent(type="observation.added", key="", data={"node": "shop", "source": "7-door"})
+    door = SinkEvent(type="observation.added", key="", data={"node": "shop", "source": "door"})
+    assert [each for each in filters if matches(each, event)] == [wanting[0]]
+    assert matches(wanting[1], door)
+    monkeypatch.setattr(re, "compile", None)
+    assert [each for each in filters if matches(each, event)] == [wanting[0]]
+    assert matches(wanting[1], door)
 
 
 def test_patterns_that_no_event_can_meet_are_found() -> None:

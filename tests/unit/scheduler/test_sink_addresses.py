@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,6 +38,13 @@ PUBLIC = "93.184.216.34"
         ("::ffff:10.0.0.1", "private"),
         ("64:ff9b::a00:1", "private"),
         ("2002:a00:1::", "private"),
+        ("fec0::1", "private"),
+        ("64:ff9b:1::a00:1", "private"),
+        ("64:ff9b:1::5db8:d822", "private"),
+        ("::10.0.0.1", "private"),
+        ("::93.184.216.34", "always"),
+        ("::169.254.169.254", "never"),
+        ("64:ff9b:1::a9fe:a9fe", "never"),
         ("169.254.169.254", "never"),
         ("169.254.0.1", "never"),
         ("fe80::1", "never"),
@@ -154,6 +162,7 @@ async def test_the_certificate_must_be_for_the_name_in_the_url(name: str, tmp_pa
 )
 async def test_a_bad_secret_is_named_and_not_shown(line: str, tmp_path: Path) -> None:
     path = tmp_path / "secret"
+    path.touch(mode=0o600)
     path.write_text(line)
     options = WebhookOptions(url=f"http://{PUBLIC}/", secret_file=path)
     with pytest.raises(InvalidInput, match="secret") as error:
@@ -163,9 +172,17 @@ async def test_a_bad_secret_is_named_and_not_shown(line: str, tmp_path: Path) ->
     assert "base64!" not in str(error.value)
 
 
+async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    options = WebhookOptions(url=f"http://{PUBLIC}/", secret_file=tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match="is not a file"):
+        async with asyncio.timeout(10), WEBHOOK.open(options, SinkContext(name="hook")):
+            pass
+
+
 async def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     options = WebhookOptions(url=f"http://{PUBLIC}/", secret_file=tmp_path / "none")
-    with pytest.raises(InvalidInput, match="none cannot be read: No such file"):
+    with pytest.raises(InvalidInput, match=r"cannot read the secret file .*none: No such file"):
         async with WEBHOOK.open(options, SinkContext(name="hook")):
             pass
 

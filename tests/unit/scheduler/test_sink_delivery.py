@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from scheduler.sinks import delivery as module
 from scheduler.sinks.delivery import MOST_PENDING, Courier, Office
 from scheduler.sinks.feed import Feed
 from scheduler.sinks.protocol import SinkContext
+from scheduler.sinks.slots import Slots
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Unavailable
 from tierkit.testing import wait_for
 
@@ -79,16 +80,31 @@ class Kind:
         await self._deliver(event)
 
 
+def loaded(kind: Any) -> Callable[[], Awaitable[Any]]:
+    """Returns a kind as the scheduler loads one."""
+
+    async def load() -> Any:
+        return kind
+
+    return load
+
+
 @asynccontextmanager
 async def carrying(
-    log: Log, deliver: Callable[[SinkEvent], Any], *, retry_s: float = 1e9, **sink: Any
+    log: Log,
+    deliver: Callable[[SinkEvent], Any],
+    *,
+    retry_s: float = 1e9,
+    slots: Slots | None = None,
+    kind: Any = None,
+    **sink: Any,
 ) -> AsyncIterator[tuple[Courier, Feed, Kind]]:
-    feed, kind = Feed(log.page, 0), Kind(deliver)
+    feed, kind = Feed(log.page, 0), kind or Kind(deliver)
     courier = Courier(
         Sink(name="hook", kind="test", created_at=0.0, **sink),
-        lambda: kind,
+        loaded(kind),
         SinkContext(name="hook"),
-        Office(feed=feed, letters=log, retry_s=retry_s, elapsed=lambda: 100.0),
+        Office(feed=feed, letters=log, retry_s=retry_s, elapsed=lambda: 100.0, slots=slots or Slots()),
     )
     tasks = [asyncio.create_task(courier.run()), asyncio.create_task(feed.run())]
     await asyncio.sleep(0)
@@ -233,7 +249,7 @@ async def test_a_receiver_that_is_gone_ends_the_deliveries() -> None:
 async def test_a_kind_that_cannot_be_used_says_so(no_waits: None) -> None:
     log = Log()
 
-    def load() -> Kind:
+    async def load() -> Kind:
         raise ImportError("No module named 'aiomqtt'")
 
     feed = Feed(log.page, 0)
@@ -241,7 +257,7 @@ async def test_a_kind_that_cannot_be_used_says_so(no_waits: None) -> None:
         Sink(name="hook", kind="mqtt", created_at=0.0),
         load,
         SinkContext(name="hook"),
-        Office(feed=feed, letters=log, retry_s=1.0, elapsed=lambda: 0.0),
+        Office(feed=feed, letters=log, retry_s=1.0, elapsed=lambda: 0.0, slots=Slots()),
     )
     task = asyncio.create_task(courier.run())
     await wait_for(lambda: courier.trouble != "", what="the trouble")
@@ -298,3 +314,143 @@ async def test_the_feed_reads_once_for_all_and_keeps_a_bounded_part() -> None:
     assert len(feed._events) <= 4000
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class Rogue(BaseException):
+    """An error that is not an Exception."""
+
+
+ODD = [asyncio.CancelledError("mine"), SystemExit(3), Rogue("mine"), RuntimeError("mine")]
+
+
+@pytest.mark.parametrize("error", ODD, ids=repr)
+async def test_whatever_a_kind_raises_is_a_failure_of_the_try(no_waits: None, error: BaseException) -> None:
+    log, taken = Log(), list[int]()
+    for number in range(3):
+        log.add(f"key-{number % 2}")
+
+    async def deliver(event: SinkEvent) -> None:
+        taken.append(event.number)
+        if taken.count(event.number) == 1:
+            raise error
+
+    async with carrying(log, deliver) as (courier, _, kind):
+        await wait_for(lambda: courier.position == 3, what="all events")
+        assert (courier.failed, courier.delivered, kind.opened) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("error", ODD, ids=repr)
+async def test_whatever_a_kind_raises_when_it_connects_is_named(no_waits: None, error: BaseException) -> None:
+    log = Log()
+    log.add("key")
+
+    class Odd(Kind):
+        @asynccontextmanager
+        async def open(self, options: Any, context: SinkContext) -> AsyncIterator[Kind]:
+            self.opened += 1
+            if self.opened == 1:
+                raise error
+            yield self
+
+    said = list[str]()
+
+    async def deliver(event: SinkEvent) -> None:
+        said.append(courier.trouble)
+
+    async with carrying(log, deliver, kind=Odd(deliver)) as (courier, _, _):
+        await wait_for(lambda: courier.position == 1, what="the event")
+    assert said[0].startswith(f"{type(error).__name__}: ")
+
+
+async def test_a_kind_that_swallows_the_end_of_its_sink_delivers_nothing_more() -> None:
+    log, begun, tries = Log(), asyncio.Event(), list[int]()
+    log.add("key")
+    log.add("key")
+
+    async def deliver(event: SinkEvent) -> None:
+        tries.append(event.number)
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async with carrying(log, deliver):
+        await begun.wait()
+    assert tries == [1]
+
+
+async def test_events_of_a_receiver_that_is_away_are_given_up_with_the_reason(no_waits: None) -> None:
+    """It cannot be connected to, so none of its events is ever tried."""
+    log = Log()
+    for number in range(2 * MOST_PENDING + 10):
+        log.add(f"key-{number}")
+
+    class Away(Kind):
+        @asynccontextmanager
+        async def open(self, options: Any, context: SinkContext) -> AsyncIterator[Kind]:
+            self.opened += 1
+            raise OSError("no such machine")
+            yield self
+
+    async def deliver(event: SinkEvent) -> None:
+        raise AssertionError
+
+    async with carrying(log, deliver, retry_s=50.0, kind=Away(deliver)) as (courier, _, _):
+        await wait_for(lambda: len(log.dead) == len(log.events), what="dead letters")
+        assert {letter.reason for letter in log.dead.values()} == {"no such machine"}
+        assert all(letter.attempts >= 5 for letter in log.dead.values())
+        await wait_for(lambda: courier.behind == 0, what="an empty queue")
+        assert (courier.delivered, courier.lag_s, courier.position) == (0, 0.0, len(log.events))
+
+
+async def test_the_oldest_event_of_a_receiver_that_is_away_has_an_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_S", 3600.0)
+    monkeypatch.setattr(module, "_LONGEST_S", 3600.0)
+    log = Log()
+    log.add("key")
+
+    async def load() -> Kind:
+        raise OSError("no such machine")
+
+    feed = Feed(log.page, 0)
+    courier = Courier(
+        Sink(name="hook", kind="test", created_at=0.0),
+        load,
+        SinkContext(name="hook"),
+        Office(feed=feed, letters=log, retry_s=1e9, elapsed=lambda: 100.0, slots=Slots()),
+    )
+    tasks = [asyncio.create_task(courier.run()), asyncio.create_task(feed.run())]
+    try:
+        await wait_for(lambda: courier.trouble != "", what="the trouble")
+        feed.tell()  # while the sink waits for its next try
+        await wait_for(lambda: courier.lag_s == 100.0, what="the age of the event")
+        assert (courier.behind, log.dead) == (1, {})
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_receivers_that_never_answer_leave_places_to_a_good_one() -> None:
+    log, slots, under_way, most = Log(), Slots(shared=4), 0, 0
+    for number in range(100):
+        log.add(f"key-{number}")
+
+    async def never(event: SinkEvent) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            under_way -= 1
+
+    async def good(event: SinkEvent) -> None:
+        await asyncio.sleep(0)
+
+    async with AsyncExitStack() as stack:
+        for _ in range(5):
+            await stack.enter_async_context(carrying(log, never, slots=slots))
+        await wait_for(lambda: under_way == 5, what="a try at each of them")
+        courier, _, _ = await stack.enter_async_context(carrying(log, good, slots=slots))
+        await wait_for(lambda: courier.position == 100, what="the events at the good receiver")
+        assert (most, slots.free) == (5, 4)

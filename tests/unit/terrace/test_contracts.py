@@ -1,13 +1,16 @@
 """The contract tests of extensions pass for sound ones, and name the fault of others."""
 
+import asyncio
+import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from encryption.noise import NOISE
 from terrace.testing import check_encoder, check_engine, check_network, check_sink, check_source, check_strategy
@@ -181,6 +184,87 @@ def test_a_sink_that_takes_any_option_is_named(tmp_path: Path) -> None:
     Lines.Options = Options
     with wrong("unknown option"):
         check_sink(Lines(), {"path": str(tmp_path / "lines")})
+
+
+def test_a_sink_gets_a_test_event(tmp_path: Path) -> None:
+    check_sink(LINES, {"path": str(tmp_path / "lines")})
+    assert "sink.test" in (tmp_path / "lines").read_text()
+
+
+class _Options(BaseModel, extra="forbid"):
+    pass
+
+
+class _Secret(BaseModel, extra="forbid"):
+    token: SecretStr = SecretStr("")
+
+
+class _Sink:
+    """A sink whose `deliver` is the function that a test gives."""
+
+    Options: type[BaseModel] = _Options
+
+    def __init__(self, deliver: Any = None) -> None:
+        self._deliver = deliver
+
+    def open(self, options: Any, context: Any) -> Any:
+        return nullcontext(SimpleNamespace(**({"deliver": self._deliver} if self._deliver else {})))
+
+
+async def _raises(event: Any) -> None:
+    raise SystemExit(3)
+
+
+async def _answers(event: Any) -> int:
+    return 200
+
+
+async def _hangs(event: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def _blocks(event: Any) -> None:
+    threading.Event().wait(60)
+
+
+@pytest.mark.parametrize(
+    ("deliver", "fault"),
+    [
+        (None, "which has no deliver"),
+        (lambda event: None, "deliver must be an async function"),
+        (_raises, "raises SystemExit: 3"),
+        (_answers, "deliver returns None"),
+        (_hangs, "longer than 0.5 s"),
+        (_blocks, "blocks the event loop: use asyncio.to_thread"),
+    ],
+    ids=["missing", "sync", "raises", "answers", "hangs", "blocks"],
+)
+def test_the_fault_of_a_sink_is_named(deliver: Any, fault: str) -> None:
+    with wrong(fault):
+        check_sink(_Sink(deliver), {}, within_s=0.5)
+
+
+def test_options_that_cannot_be_stored_are_named() -> None:
+    sink = _Sink(_hangs)
+    sink.Options = _Secret
+    with wrong("the option token is a secret"):
+        check_sink(sink, {"token": "s3cret"})
+
+
+def test_an_object_that_is_no_extension_is_named() -> None:
+    one: Any = 1
+    with wrong("it has no reads, check"):
+        check_engine(one)
+    with wrong("name an instance of it"):
+        check_engine(type(ENGINE))  # type: ignore[arg-type]
+    with wrong("it has no hide, restore"):
+        check_encoder(one)
+    with wrong("must be a class or a function"):
+        check_source(one, "colours://ff8000")
+    with wrong("it has no Options.model_validate, open"):
+        check_sink(one, {})
+    with wrong("int is not a configuration"):
+        check_strategy(one)
 
 
 @pytest.mark.train

@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from terrace.cli import run
 from tierkit import extensions
 from tierkit.errors import BrokenExtension, InvalidInput
 from tierkit.extensions import BUILT_IN
 
 ROOT = Path(__file__).parents[3]
+SINK = """
+class Kind:
+    Options = type("Options", (), {"model_validate": None})
+    def __init__(self, name):
+        self.name = name
+    def open(self, options, context):
+        ...
+KIND = Kind("a pager")
+"""
 
 
 class Packages:
@@ -55,8 +65,8 @@ def test_names_imports_nothing(packages: Packages) -> None:
 
 
 def test_an_extension_of_another_package_is_loaded(packages: Packages) -> None:
-    packages.add("more-sinks", "[terrace.sinks]\npager = more_sinks:PAGER\n", "PAGER = 'a pager'")
-    assert extensions.load("terrace.sinks", "pager") == "a pager"
+    packages.add("more-sinks", "[terrace.sinks]\npager = more_sinks:KIND\n", SINK)
+    assert extensions.load("terrace.sinks", "pager").name == "a pager"  # type: ignore[attr-defined]
 
 
 def test_an_unknown_name_lists_the_known_ones(packages: Packages) -> None:
@@ -79,18 +89,18 @@ def test_an_unknown_name_lists_the_known_ones(packages: Packages) -> None:
 )
 def test_a_package_that_cannot_be_imported_is_named(packages: Packages, code: str, reason: str) -> None:
     packages.add("faulty", "[terrace.sinks]\nfaulty = faulty:KIND\n", code)
-    packages.add("sound", "[terrace.sinks]\nsound = sound:KIND\n", "KIND = 1")
+    packages.add("sound", "[terrace.sinks]\nsound = sound:KIND\n", SINK)
     with pytest.raises(BrokenExtension, match=r"faulty in terrace.sinks is from the package faulty 1.2, ") as raised:
         extensions.load("terrace.sinks", "faulty")
     assert reason in str(raised.value)
     (trouble,) = extensions.broken()
     assert (trouble.distribution, trouble.version, trouble.name) == ("faulty", "1.2", "faulty")
     assert reason in trouble.fault
-    assert extensions.load("terrace.sinks", "sound") == 1
+    assert extensions.load("terrace.sinks", "sound")
 
 
 def test_an_import_that_prints_or_ends_the_process_disturbs_no_one(packages: Packages) -> None:
-    packages.add("loud", "[terrace.sinks]\nloud = loud:KIND\n", "KIND = print('here I am')")
+    packages.add("loud", "[terrace.sinks]\nloud = loud:KIND\n", SINK + "print('here I am')")
     packages.add("rude", "[terrace.sinks]\nrude = rude:KIND\n", "import os\nos._exit(7)")
     (trouble,) = extensions.broken()
     assert (trouble.name, trouble.fault) == ("rude", "its import ends the process with the code 7")
@@ -138,8 +148,8 @@ def test_a_group_that_terrace_does_not_have_is_a_fault(packages: Packages) -> No
 @pytest.mark.parametrize("points", ["[terrace.sinks]\nno equals sign\n", "[terrace.sinks]\n= odd:KIND\n"])
 def test_a_damaged_file_hides_no_other_package(packages: Packages, points: str) -> None:
     packages.add("damaged", points)
-    packages.add("sound", "[terrace.sinks]\nsound = sound:KIND\n", "KIND = 1")
-    assert extensions.load("terrace.sinks", "sound") == 1
+    packages.add("sound", "[terrace.sinks]\nsound = sound:KIND\n", SINK)
+    assert extensions.load("terrace.sinks", "sound")
     (trouble,) = extensions.broken()
     assert trouble.distribution == "damaged"
 
@@ -153,8 +163,46 @@ def test_a_value_that_names_no_object_is_a_fault(packages: Packages, value: str)
 def test_of_two_copies_the_first_on_the_path_counts(
     packages: Packages, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packages.add("more-sinks", "[terrace.sinks]\npager = more_sinks:PAGER\n", "PAGER = 'old'")
+    packages.add("more-sinks", "[terrace.sinks]\npager = more_sinks:KIND\n", SINK)
     newer = Packages(tmp_path_factory.mktemp("newer"))
-    newer.add("more-sinks", "[terrace.sinks]\npager = more_sinks:PAGER\n", "PAGER = 'new'", version="2")
+    code = SINK.replace("a pager", "a newer one")
+    newer.add("more-sinks", "[terrace.sinks]\npager = more_sinks:KIND\n", code, version="2")
     monkeypatch.syspath_prepend(str(newer.folder))
-    assert extensions.load("terrace.sinks", "pager") == "new"
+    assert extensions.load("terrace.sinks", "pager").name == "a newer one"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("group", BUILT_IN)
+def test_an_object_that_is_no_extension_is_named(packages: Packages, group: str) -> None:
+    packages.add("odd", f"[{group}]\nodd = odd:KIND\n", "KIND = 1")
+    with pytest.raises(
+        BrokenExtension, match=r"package odd 1\.2, which cannot be used: TypeError: it (has no|must be)"
+    ):
+        extensions.load(group, "odd")
+    (trouble,) = extensions.broken()
+    assert "an object of the class int" in trouble.fault
+
+
+def test_a_class_instead_of_its_instance_is_named(packages: Packages) -> None:
+    packages.add("odd", "[terrace.sinks]\nodd = odd:Kind\n", SINK)
+    with pytest.raises(BrokenExtension, match="it must be an object, and is the class Kind: name an instance of it"):
+        extensions.load("terrace.sinks", "odd")
+
+
+@pytest.mark.parametrize("group", BUILT_IN)
+def test_terraces_own_extensions_have_the_parts_of_their_groups(group: str) -> None:
+    if group in ("terrace.networks", "terrace.strategies"):
+        pytest.importorskip("torch")
+    for name in BUILT_IN[group]:
+        assert extensions.fault_of(group, extensions.load(group, name)) == ""
+
+
+def test_an_engine_that_is_none_ends_the_node_with_a_sentence(
+    packages: Packages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    packages.add("odd", "[terrace.engines]\neone = odd:KIND\n", "KIND = 1")
+    with pytest.raises(SystemExit) as ended:
+        run(["cloud", "--engine", "eone", "--port", "0"])
+    said = capfd.readouterr().err
+    assert ended.value.code not in (0, None)
+    assert "package odd 1.2, which cannot be used: TypeError: it has no reads" in said.replace("\n", " ")
+    assert "Traceback" not in said
