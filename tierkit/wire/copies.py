@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tierkit.wire.messages import Flag, Incarnation, ModelName, NodeUrl, Sha256
+from tierkit.wire.messages import PLAIN, Flag, Incarnation, ModelName, NodeUrl, Sha256
 
 __all__ = ["MOST_CHUNKS", "CopyAnswer", "CopyReport"]
 
@@ -38,7 +38,7 @@ class CopyReport(_Message):
     """True if the node has the file now."""
     bytes_per_s: Rate = 0.0
     """Speed of the last copy."""
-    bytes_from_nodes: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
+    bytes_from_nodes: Annotated[int, Field(ge=0, le=2**40), PLAIN] = 0
     """Bytes of the file that other nodes have sent, with `got`."""
     ended: Flag = False
     """True if the node no longer needs the file, or fetches it from the scheduler outside the tree."""

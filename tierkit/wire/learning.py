@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from tierkit.types import Tier
+from tierkit.wire.messages import PLAIN
 from tierkit.wire.releases import RELEASE_REF_PATTERN
 
 __all__ = [
@@ -40,13 +41,6 @@ def _no_number(value: object) -> object:
     """Refuse a number, which pydantic takes for seconds since 1970."""
     if isinstance(value, int | float) or (isinstance(value, str) and re.fullmatch(r"[-+0-9._e]*", value)):
         raise ValueError("write a date and a time")
-    return value
-
-
-def _plain(value: object) -> object:
-    """Refuse a text and a truth value, which pydantic takes for numbers."""
-    if isinstance(value, bool | str):
-        raise ValueError("write a number")
     return value
 
 
@@ -153,9 +147,9 @@ class Improvement(_Value):
     """Tier whose network is improved."""
     state: ImprovementState
     """State of the improvement; `released`, `refused` and `failed` are final."""
-    devices: Annotated[int, BeforeValidator(_plain), Field(ge=0, le=1_000_000)] = 0
+    devices: Annotated[int, Field(ge=0, le=1_000_000), PLAIN] = 0
     """Devices with updates in the weights."""
-    rounds: Annotated[int, BeforeValidator(_plain), Field(ge=0, le=10_000_000)] = 0
+    rounds: Annotated[int, Field(ge=0, le=10_000_000), PLAIN] = 0
     """Rounds of training so far."""
     figures: Annotated[dict[FigureName, Figure], Field(max_length=_MOST_FIGURES)] = {}
     """Results by name: `validation_new` is one."""

@@ -39,6 +39,7 @@ __all__ = [
     "NETWORK_HEADER",
     "NODE_HEADER",
     "NODE_ID_PATTERN",
+    "PLAIN",
     "PRIORITY_HEADER",
     "RELEASES_HEADER",
     "REQUEST_ID_HEADER",
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceRoute",
     "EncoderOffer",
     "Encoding",
+    "Flag",
     "Heartbeat",
     "Lease",
     "ModelOffer",
@@ -201,10 +203,19 @@ EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
 
 
+def _plain(value: object) -> object:
+    """Refuse a text and a truth value, which pydantic takes for numbers."""
+    if isinstance(value, bool | str):
+        raise ValueError("write a number")
+    return value
+
+
+PLAIN = BeforeValidator(_plain)
+"""For whole numbers; it comes after their bounds. A strict type would refuse 1.0, which JSON Schema takes for one."""
 Flag = Annotated[bool, Field(strict=True)]
 # Bounds on all numbers, as in `tierkit.wire.events`: what others work out from them must be numbers as well.
-Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
-Total = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1), PLAIN]
+Total = Annotated[int, Field(ge=0, le=2**53), PLAIN]
 """Count since the start of a process. JSON of other languages holds no larger whole number."""
 Period = Annotated[float, Field(strict=True, gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
@@ -258,7 +269,7 @@ def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
 class ReleaseTrouble(_Message):
     """Release that a node cannot hold, with the reason."""
 
-    release: Annotated[int, Field(strict=True, ge=1, le=10**9)]
+    release: Annotated[int, Field(ge=1, le=10**9), PLAIN]
     """Number of the release."""
     kind: Literal["room", "unusable", "unreachable"]
     """room: its disk or memory is full. unusable: a network cannot be loaded, differs from its digest, or gives NaN.
@@ -290,7 +301,7 @@ class Registration(_Message):
     """Encoders that it can run for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
-    images_per_minute: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
+    images_per_minute: Annotated[int, Field(ge=1, le=10**9), PLAIN] | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
     allowed_upstreams: Annotated[tuple[NodeUrl, ...], Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
     """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
@@ -334,7 +345,7 @@ class Heartbeat(_Message):
     draining: Flag = False
     """True if it takes no tasks now: it shuts down, an operator has unloaded a model of it, or its model process is
     away."""
-    replicas: Annotated[int, Field(strict=True, ge=1, le=10**6)] = 1
+    replicas: Annotated[int, Field(ge=1, le=10**6), PLAIN] = 1
     """Copies of its models that compute side by side now. The speeds in its registration are for one copy."""
     troubles: Annotated[tuple[ReleaseTrouble, ...], Field(max_length=8)] = ()
     """Releases in `RELEASES_HEADER` that it cannot hold. It tries again, more and more rarely."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tierkit.types import RunState, WorkerOrder, WorkerStanding
-from tierkit.wire.messages import Flag, Incarnation, NodeId, NodeUrl, Total
+from tierkit.wire.messages import PLAIN, Flag, Incarnation, NodeId, NodeUrl, Total
 
 __all__ = [
     "LONGEST_INVITATION_S",
@@ -105,15 +105,15 @@ class Value(BaseModel):
 class RunWants(Message):
     """The workers that a run is for."""
 
-    workers: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
+    workers: Annotated[int, Field(ge=0, le=1_000_000), PLAIN] | None = None
     """Number of workers; null for any number, 0 for a run of ranks, because it takes none."""
     min_gflops: Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second that each must do at least."""
-    min_memory_bytes: Annotated[int, Field(strict=True, gt=0, le=2**53)] | None = None
+    min_memory_bytes: Annotated[int, Field(gt=0, le=2**53), PLAIN] | None = None
     """Bytes of memory that each must have free at least."""
     kept: Flag = False
     """True if they train on pictures that they have kept themselves."""
-    start_at: Annotated[int, Field(strict=True, ge=1, le=1_000)] | None = None
+    start_at: Annotated[int, Field(ge=1, le=1_000), PLAIN] | None = None
     """Number of ready workers before which no work is handed out; null for no waiting."""
 
 
@@ -134,7 +134,7 @@ class RunStart(Message):
     """Further URLs, in the order in which workers try them after `url`."""
     wants: RunWants = RunWants()
     """Workers that the run is for."""
-    steps: Annotated[int, Field(strict=True, ge=1, le=2**53)]
+    steps: Annotated[int, Field(ge=1, le=2**53), PLAIN]
     """Training steps of the whole run."""
     incarnation: Incarnation
     """Id of the host's process, new at each start; reports of an older one are refused."""
@@ -146,13 +146,13 @@ class WorkerCopies(Message):
 
     holds: Annotated[str, Field(max_length=100)]
     """Numbers of the segments that it has, such as "0-3, 7"; a long list is cut short."""
-    has: Annotated[int, Field(strict=True, ge=0, le=1024)]
+    has: Annotated[int, Field(ge=0, le=1024), PLAIN]
     """Number of segments that it has."""
-    wants: Annotated[int, Field(strict=True, ge=0, le=1024)]
+    wants: Annotated[int, Field(ge=0, le=1024), PLAIN]
     """Number of segments that it is assigned."""
     serves: Flag
     """True if others may copy from it."""
-    segment: Annotated[int, Field(strict=True, ge=0, lt=1024)] | None = None
+    segment: Annotated[int, Field(ge=0, lt=1024), PLAIN] | None = None
     """Segment that it is copying."""
     source: Annotated[str, Field(max_length=63)] | None = None
     """The worker that it copies it from; "" for the host."""
@@ -214,7 +214,7 @@ class RunReport(Message):
     """Mean training loss since the report before; null if nothing was measured."""
     accuracy: Share | None = None
     """Accuracy on the test images, 0 to 1; null if nothing was measured since the report before."""
-    missing: Annotated[int, Field(strict=True, ge=0, le=1_000)] | None = None
+    missing: Annotated[int, Field(ge=0, le=1_000), PLAIN] | None = None
     """Workers that must still be ready before the first work is handed out; null once it was."""
     tickets: Annotated[tuple[TokenId, ...], Field(max_length=_MOST_WORKERS)] = ()
     """Ids of the tokens whose tickets were shown to it."""
@@ -250,7 +250,7 @@ class WorkerOffer(Message):
     """The run that it chooses; null for the oldest that still wants workers."""
     gflops: Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Billions of fp32 operations a second, as it has measured."""
-    memory_bytes: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = None
+    memory_bytes: Annotated[int, Field(ge=0, le=2**53), PLAIN] | None = None
     """Free memory in bytes."""
     kept: Flag = False
     """True if it has kept pictures and trains on these only."""
@@ -262,7 +262,7 @@ LONGEST_INVITATION_S = 366 * 86_400
 class InvitationWish(Message):
     """POST /v1/runs/{id}/invitations. Answered by an `Invitation`."""
 
-    uses: Annotated[int, Field(strict=True, ge=1, le=1_000)] = 1
+    uses: Annotated[int, Field(ge=1, le=1_000), PLAIN] = 1
     """Number of names under which workers may come with it."""
     expires_s: Annotated[float, Field(strict=True, gt=0, le=LONGEST_INVITATION_S)] = 604_800.0
     """Validity in seconds, at most 366 days."""
