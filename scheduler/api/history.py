@@ -55,7 +55,10 @@ _HISTORY = {
         "step_s": {"type": "integer", "description": "Length of a row in seconds: 1, or 60 for more than an hour."},
         "columns": {
             "type": "object",
-            "description": "A list for each figure, with a value for each row; null if nothing was measured.",
+            "description": "A list for each figure, with a value for each row; null: nothing was measured. Images per "
+            "second: `first` answers, `finer` ones, `fallback`, `failed` and `sent_up`. Failed attempts per second. "
+            "Latencies of the first and the final answer in milliseconds. Numbers of nodes by health, without removed "
+            "ones, and of unfinished jobs.",
             "properties": {name: {"type": "array", "items": {"type": ["number", "null"]}} for name in COLUMNS},
         },
         "events": {"type": "array", "description": "Events of these minutes, the oldest first.", "items": _EVENT},

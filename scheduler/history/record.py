@@ -83,8 +83,9 @@ class FleetEvent:
     at: float
     """Seconds since 1970."""
     kind: str
-    """joined | suspect | dead | recovered | drained | resumed | removed | reassigned | rerouted | fallback | limited |
-    escalated | began | ended"""
+    """Kind of event. About a node: joined, suspect, recovered, dead, drained, resumed or removed. About a job: began,
+    ended, or escalated (its unsure images go up one by one). About tasks: reassigned (they went to another device),
+    rerouted (to another upstream node), fallback (their first answers are final), or limited (a node refused them)."""
     node: str | None = None
     """Node that it happened to; null without one."""
     job: str | None = None

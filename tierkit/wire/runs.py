@@ -362,7 +362,8 @@ class RunSummary(Value):
     strategy: str
     """Name of the training strategy."""
     state: RunState
-    """State of the run; `stopped`, `finished` and `failed` are final."""
+    """State of the run; `stopped`, `finished` and `failed` are final. `interrupted`: its host was silent for 10 s.
+    `stopping`: it was asked to stop, and its host has not reported the end yet."""
     reason: str = ""
     """Reason why it is interrupted, has stopped or failed; "" when all is well."""
     steps: int
