@@ -49,6 +49,7 @@ TABLES: dict[str, type[BaseModel]] = {
 _SERVICES = ("scheduler", "end", "edge", "cloud")
 _COMMON = {"--help", "--json", "--scheduler", "--token-file", "--tls-ca"}
 """Described at the head of the page."""
+_WIDTH = 100
 _PART = re.compile(r"(<!-- generated: (\w[\w -]*) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 
 
@@ -153,15 +154,15 @@ def operations() -> str:
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
     parts = [f"### `{method.upper()} {path}`", f"{operation['summary'].rstrip('.')}."]
     if words := operation.get("description"):
-        parts.append(cell(words))
+        parts += [cell(each) for each in words.split("\n\n")]
     rows = [
-        f"| `{each['name']}` | {each['in']}{', required' if each.get('required') else ''} | {_kind(each['schema'])} | "
-        f"{cell(each.get('description') or each['schema'].get('description', ''))} |"
+        f"| `{each['name']}` | {_place(each)}, {_type(_given(each['schema']))} | {cell(each['description'])} | "
+        f"`{_plain(each['schema']['examples'][0])}` |"
         for each in operation.get("parameters", ())
     ]
-    parts.append(table("| parameter | in | type | meaning |", rows))
-    bodies = operation.get("requestBody", {}).get("content", {})
-    parts.append("; ".join(f"Body: {_body(kind, each)}" for kind, each in bodies.items()))
+    parts.append(table("| parameter | type | meaning | example |", rows))
+    body = operation.get("requestBody", {})
+    parts += [cell(body.get("description", "")), _bodies(body.get("content", {}))]
     answers = [
         f"| {status} | {_answer(answer)} |" for status, answer in operation["responses"].items() if "$ref" not in answer
     ]
@@ -169,15 +170,40 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _body(kind: str, content: Mapping[str, Any]) -> str:
-    schema = content.get("schema", {})
-    return f"`{kind}`" + (f", {_kind(schema)}" if schema else "")
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _place(parameter: Mapping[str, Any]) -> str:
+    needed = parameter.get("required") and parameter["in"] != "path"
+    return f"{parameter['in']}{', required' if needed else ''}"
+
+
+def _given(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a parameter that is given: no path, query or header holds null."""
+    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return choices[0] if len(choices) == 1 else schema
+
+
+def _bodies(contents: Mapping[str, Any]) -> str:
+    """The bodies that an operation takes: each schema with its media types."""
+    found: dict[str, list[str]] = {}
+    for kind, content in contents.items():
+        found.setdefault(_kind(content.get("schema", {"type": "binary"})), []).append(f"`{kind}`")
+    return "Body: " + "; ".join(f"{schema} ({', '.join(kinds)})" for schema, kinds in found.items()) if found else ""
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    content = answer.get("content", {}).get("application/json", {}).get("schema", {})
-    named = _kind(content) if content and "Error" not in str(content) else ""
-    return " ".join(part for part in (cell(answer.get("description", "")), f"({named})" if named else "") if part)
+    words = cell(answer["description"]).replace("Successful Response", "")
+    kinds = [
+        " ".join(
+            [*([] if kind == "application/json" and schema else [f"`{kind}`"]), *([_kind(schema)] if schema else [])]
+        )
+        for kind, content in answer.get("content", {}).items()
+        if "Error" not in str(schema := content.get("schema", {}))
+    ]
+    shown = ", ".join(kind for kind in kinds if kind)
+    return f"{words} ({shown})" if words and shown else words or shown or "No body."
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -200,26 +226,51 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return "any"
 
 
+def _type(schema: Mapping[str, Any], *, default: bool = True) -> str:
+    """A schema with its bounds and its default."""
+    inner = schema.get("anyOf", [schema])[0]
+    parts = [_kind(schema)]
+    low, above, high = (inner.get(word) for word in ("minimum", "exclusiveMinimum", "maximum"))
+    bounds = [f"from {low:g}"] if low is not None else [f"above {above:g}"] if above is not None else []
+    if high is not None and high < 2**31 - 1:
+        bounds.append(f"up to {high:,.10g}")
+    if bounds:
+        parts.append(" ".join(bounds))
+    if (size := inner.get("maxItems") or inner.get("maxLength")) is not None:
+        parts.append(f"up to {size} {'entries' if 'maxItems' in inner else 'characters'}")
+    if default and schema.get("default") not in (None, "", [], {}) and not isinstance(schema["default"], dict):
+        parts.append(f"default `{json.dumps(schema['default'])}`")
+    return ", ".join(parts)
+
+
 def schemas() -> str:
     return "\n\n".join(_schema(name, each) for name, each in sorted(openapi()["components"]["schemas"].items()))
 
 
 def _schema(name: str, schema: Mapping[str, Any]) -> str:
-    required = schema.get("required", ())
+    required, fields = schema.get("required", ()), schema.get("properties", {})
+    is_request = schema.get("additionalProperties") is False  # answers may have further fields
     rows = [
-        f"| `{field}` | {_kind(each)}{', required' if field in required else ''} | {cell(each.get('description', ''))}"
-        f" | {_example(each)} |"
-        for field, each in schema.get("properties", {}).items()
+        f"| `{field}` | {_type(each, default=is_request)}{', required' if field in required else ''} | "
+        f"{cell(each['description'])} |"
+        for field, each in fields.items()
     ]
-    parts = [f"### {name}", cell(schema.get("description", "")), table("| field | type | meaning | example |", rows)]
+    parts = [f"### {name}", cell(schema["description"]), table("| field | type | meaning |", rows)]
+    if fields:
+        parts.append(f"```json\n{_json({field: each['examples'][0] for field, each in fields.items()})}\n```")
     if "enum" in schema:
         parts.append(f"One of {_kind(schema)}.")
     return "\n\n".join(part for part in parts if part)
 
 
-def _example(schema: Mapping[str, Any]) -> str:
-    examples = schema.get("examples", [])
-    return f"`{cell(json.dumps(examples[0], ensure_ascii=False))}`" if examples else ""
+def _json(example: Mapping[str, Any]) -> str:
+    """An object with a field in each line; a longer value takes several."""
+    lines = []
+    for field, value in example.items():
+        short = json.dumps({field: value}, ensure_ascii=False)[1:-1]
+        long = json.dumps({field: value}, ensure_ascii=False, indent=2)[2:-2]
+        lines.append(f"  {short}" if len(short) <= _WIDTH or not isinstance(value, dict | list) else long)
+    return "\n".join(["{", ",\n".join(lines), "}"])
 
 
 PARTS: dict[str, Callable[[], str]] = {

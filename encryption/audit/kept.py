@@ -10,7 +10,7 @@ from typing import Annotated
 
 import numpy as np
 from PIL import Image
-from pydantic import AwareDatetime, Field, field_validator
+from pydantic import AwareDatetime, ConfigDict, Field, field_validator
 
 from encryption.audit.rows import Row
 from tierkit.atomic import write_atomically
@@ -32,12 +32,16 @@ _MOST_PICTURE_BYTES = 8 * 2**20
 class KeptAudit(Frozen):
     """Stored results of the attacks of an audit."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     measured_at: AwareDatetime
+    """Time of the audit."""
     quick: bool
     """True if the attackers were weaker than they could be."""
     heads: Mapping[str, str]
     """SHA-256 of the heads that were attacked, by the name of the encoder."""
     rows: Annotated[tuple[Row, ...], Field(max_length=999)]
+    """Results, one for each encoder, form and attack."""
 
     @field_validator("rows")
     @classmethod

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from models.manifest import ModelEntry
 from tierkit.types import EncoderKind, Privacy
 
@@ -35,9 +37,12 @@ class Subject:
 class Row:
     """One attack on one encoder of one network; one entry of `terrace privacy audit --json`."""
 
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
     encoder: str
     """`none` (pixels), `conv1` or `bottleneck`."""
     network: str
+    """Name of the network behind the encoder."""
     form: str
     """Form that is sent: `pixels`, or features in `uint8`, `float16` or `float32`."""
     attack: str
@@ -49,17 +54,19 @@ class Row:
     recognised: float
     """Top-1 accuracy of `judge` on the reconstructions."""
     recognised_low: float
+    """Lower end of the 95 % interval of `recognised`."""
     recognised_high: float
     """95 % interval of `recognised`: other pictures would give other shares."""
     recognised_originals: float
-    """The same on the images themselves."""
+    """Top-1 accuracy of `judge` on the original images."""
     judge: str
     """A network that had no part in the attack."""
     fine_accuracy: float
     """Accuracy of the network behind the encoder, on `test_images` images."""
     accuracy_lost: float
-    """The same network's accuracy on the pixels of these images, minus that."""
+    """Accuracy of the same network on the pixels of these images, minus `fine_accuracy`."""
     test_images: int
+    """Test images on which `fine_accuracy` was measured."""
     payload_bytes: float
     """Mean per image, as sent: after packing and entropy coding, in tasks of 50."""
     device_ms_per_image: float

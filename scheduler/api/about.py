@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 from PIL import Image
@@ -23,10 +23,12 @@ from scheduler.api.routing import (
     SmallBody,
     sites_of,
 )
+from scheduler.api.schemas import ClassTree, NetworkInput, SchedulerInfo, UploadLimits
 from scheduler.jobs.classify import CLASSIFY_MAX_IMAGES
 from scheduler.jobs.service import Scheduler
 from tierkit.distribution import installed_version
 from tierkit.errors import NotFound
+from tierkit.types import Tier
 
 __all__ = ["about"]
 
@@ -39,16 +41,19 @@ about = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 
 @about.get(
     "/v1/samples/{index}",
-    summary="A picture to try the fleet with",
+    summary="A test picture of Terrace",
     response_class=Response,
     responses={200: {"content": {"image/png": {}}}, 404: {"description": "There is none, or the set has none."}},
     dependencies=USERS,
 )
 async def get_sample(
-    scheduler: Service, index: Annotated[int, Path(ge=0, le=999_999_999, description="Below `samples` of /v1/info.")]
+    scheduler: Service,
+    index: Annotated[
+        int, Path(ge=0, le=999_999_999, description="Index of the picture, below `samples` of `GET /v1/info`.")
+    ],
 ) -> Response:
-    """One of the test pictures that come with Terrace, where the fleet answers their classes. The header
-    `Terrace-Sample` holds its class."""
+    """One of the test pictures that come with Terrace, as PNG. The header `Terrace-Sample` holds its class. 404 if the
+    fleet answers other classes; `samples` of `GET /v1/info` is then 0."""
     if index >= (samples := _samples(scheduler)):
         raise NotFound(f"no sample {index}: there are {samples}")
     content, label = await asyncio.to_thread(_sample, index)
@@ -74,44 +79,45 @@ def _sample(index: int) -> tuple[bytes, str]:
     return file.getvalue(), bundled_hierarchy().fine[sample.fine[index]]
 
 
-def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
+def _input_of(entry: ModelEntry) -> NetworkInput:
     """The input size of a network and its resize rule."""
     height, width, rule, resize_to, resample = entry.fit
-    return {
-        "name": entry.name,
-        "tier": entry.tier,
-        "height": height,
-        "width": width,
-        "resize": rule,
-        "resize_to": resize_to,
-        "resample": resample,
-    }
+    return NetworkInput(
+        name=entry.name,
+        tier=Tier(entry.tier),
+        height=height,
+        width=width,
+        resize=rule,
+        resize_to=resize_to,
+        resample=resample,
+    )
 
 
-@about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
-async def get_info(scheduler: Service, caller: CallerOf) -> dict[str, Any]:
+@about.get("/v1/info", response_model=SchedulerInfo, summary="Version, limits and class names", dependencies=USERS)
+async def get_info(scheduler: Service, caller: CallerOf) -> SchedulerInfo:
+    """UploadLimits of uploads, networks with their input size, and the names of the classes."""
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
     allowed = sites_of(caller)
-    return {
-        "version": installed_version(),
-        "limits": {
-            "max_images": limits.max_images,
-            "max_upload_bytes": limits.max_body_bytes,
-            "max_pixels": limits.max_pixels,
-            "max_file_bytes": limits.max_file_bytes,
-            "max_inflated_bytes": limits.max_inflated_bytes,
-            "classify_max_images": CLASSIFY_MAX_IMAGES,
-        },
-        "input_shape": list(scheduler.manifest.models[0].input_shape),
-        "samples": _samples(scheduler),
-        "audit": has_audit(limits),
+    return SchedulerInfo(
+        version=installed_version(),
+        limits=UploadLimits(
+            max_images=limits.max_images,
+            max_upload_bytes=limits.max_body_bytes,
+            max_pixels=limits.max_pixels,
+            max_file_bytes=limits.max_file_bytes,
+            max_inflated_bytes=limits.max_inflated_bytes,
+            classify_max_images=CLASSIFY_MAX_IMAGES,
+        ),
+        input_shape=list(scheduler.manifest.models[0].input_shape),
+        samples=_samples(scheduler),
+        audit=has_audit(limits),
         # Names of other sites are not for a user who is limited to some.
-        "share": [rule for rule in limits.share if not allowed or rule.rpartition("=")[0] in ("", *allowed)],
-        "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
-        "hierarchy": {
-            "name": hierarchy.name,
-            "fine": list(hierarchy.fine),
-            "coarse": list(hierarchy.coarse),
-            "parent": list(hierarchy.parent),
-        },
-    }
+        share=[rule for rule in limits.share if not allowed or rule.rpartition("=")[0] in ("", *allowed)],
+        networks=[_input_of(entry) for entry in scheduler.manifest.models],
+        hierarchy=ClassTree(
+            name=hierarchy.name,
+            fine=list(hierarchy.fine),
+            coarse=list(hierarchy.coarse),
+            parent=list(hierarchy.parent),
+        ),
+    )

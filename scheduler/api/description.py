@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+import textwrap
 from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from scheduler.api.examples import add_examples
 from tierkit.access import SESSION_COOKIE, needs_no_token
 
-__all__ = ["describe"]
+__all__ = ["describe", "texts_of_fields"]
 
 _JSON = "application/json"
 _SCHEMAS = "#/components/schemas/"
 _ERROR = {
     "type": "object",
+    "description": "The body of every refusal.",
     "required": ["error"],
-    "properties": {"error": {"type": "string", "description": "A sentence that says what to do."}},
+    "properties": {"error": {"type": "string", "description": "Sentence with the cause and the remedy."}},
 }
 _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "Made by `terrace token create`."},
@@ -47,6 +55,18 @@ _REFUSALS: dict[str, dict[str, Any]] = {
 _OF_ALL, _OF_THE_GATE, _OF_BODIES, _OF_JSON = ("400", "403", "421", "503"), ("401", "429"), ("408", "413"), ("422",)
 
 
+def texts_of_fields(kind: type) -> dict[str, str]:
+    """The docstrings of a class's own fields, by the names of the fields."""
+    (written,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(written, ast.ClassDef)
+    texts = {}
+    for field, text in pairwise(written.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                texts[name] = inspect.cleandoc(words)
+    return texts
+
+
 def describe(app: FastAPI) -> None:
     """Let `app.openapi()` tell all. Call once, when the routes are there."""
 
@@ -70,7 +90,10 @@ def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     _tidy(made["paths"], schemas)
     _tidy(dict(schemas), schemas)
-    schemas["Error"] = _ERROR
+    for _, operation in _operations(made):
+        operation["responses"] = _named(operation["responses"], schemas)
+    schemas["Error"] = deepcopy(_ERROR)
+    _write_null(schemas)
     components["responses"] = {status: _as_error(refusal) for status, refusal in _REFUSALS.items()}
     components["securitySchemes"] = _SECURITY
     made["security"] = [{"token": []}, {"session": []}, *([] if closed else [{}])]
@@ -93,6 +116,7 @@ def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
         for status in refused - answers.keys():
             answers[status] = {"$ref": f"#/components/responses/{status}"}
         operation["responses"] = dict(sorted(answers.items()))
+    add_examples(made)
     return made
 
 
@@ -104,15 +128,42 @@ def _as_error(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "content": {_JSON: {"schema": {"$ref": f"{_SCHEMAS}Error"}}}}
 
 
+def _named(found: Any, schemas: dict[str, Any]) -> Any:
+    """The same, with a reference instead of each object with a title, which goes to the schemas of the document."""
+    if isinstance(found, list):
+        return [_named(inner, schemas) for inner in found]
+    if not isinstance(found, dict):
+        return found
+    named = {key: _named(inner, schemas) for key, inner in found.items()}
+    if "properties" in named and (name := named.get("title")):
+        schemas.setdefault(name, named)
+        return {"$ref": f"{_SCHEMAS}{name}"}
+    return named
+
+
+def _write_null(found: Any) -> None:
+    """Descriptions of classes name Python's None; readers of JSON know it as null."""
+    for inner in found.values() if isinstance(found, dict) else found:
+        if isinstance(inner, dict | list):
+            _write_null(inner)
+        if isinstance(inner, dict) and isinstance(words := inner.get("description"), str):
+            inner["description"] = re.sub(r"\bNone\b", "null", re.sub(r"(^|[.] )None\b", r"\1Null", words))
+
+
 def _tidy(found: Any, schemas: dict[str, Any]) -> None:
-    """Move the definitions inside the schemas of routes to the definitions of the whole document, and write tuples of
-    one kind as arrays: not every tool knows `prefixItems`."""
+    """Move the definitions inside the schemas of routes to the definitions of the whole document.
+
+    Tuples of one kind become arrays, because not every tool knows `prefixItems`. Patterns end with `$`, because JSON
+    Schema does not know Python's `\\Z`.
+    """
     if isinstance(found, dict):
         for name, schema in found.pop("$defs", {}).items():
             _tidy(schema, schemas)
             schemas.setdefault(name, schema)
         if str(found.get("$ref")).startswith("#/$defs/"):
             found["$ref"] = found["$ref"].replace("#/$defs/", _SCHEMAS)
+        if isinstance(pattern := found.get("pattern"), str):
+            found["pattern"] = re.sub(r"\\Z$", "$", pattern)
         kinds = found.get("prefixItems", [])
         if kinds and all(kind == kinds[0] for kind in kinds):
             found["items"] = found.pop("prefixItems")[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from scheduler.api.own_address import OwnAddress
+from scheduler.api.parameters import NodePath
 from scheduler.api.routing import (
     ADMINS,
     CHECKS,
@@ -38,21 +39,20 @@ from tierkit.wire.messages import (
     DeviceRoute,
     Heartbeat,
     Lease,
-    NodeId,
     Registration,
 )
 
 __all__ = ["devices"]
 
-NodeName = Annotated[NodeId, Path()]
-
-
 devices = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
 
-@devices.get("/v1/devices", response_model=DeviceList, responses=MISSING, summary="The device list", dependencies=USERS)
+@devices.get(
+    "/v1/devices", response_model=DeviceList, responses=MISSING, summary="The nodes of the fleet", dependencies=USERS
+)
 async def list_devices(scheduler: Service, seen: SeenSites) -> DeviceList:
-    """A user who is limited to sites sees their nodes, and the cloud nodes that all sites share."""
+    """Nodes with their health, load and networks. A user who is limited to sites sees their nodes, and the cloud nodes
+    that all sites share."""
     now = time.monotonic()
     return DeviceList(
         devices=tuple(
@@ -89,8 +89,8 @@ async def list_devices(scheduler: Service, seen: SeenSites) -> DeviceList:
 async def register(
     request: Request, response: Response, scheduler: Service, caller: CallerOf, registration: Registration
 ) -> Lease:
-    """A node that follows releases gets their numbers in `Terrace-Releases`, and one with sources gets the version of
-    its route in `Terrace-Route`."""
+    """For nodes. The answer is the lease, which heartbeats renew. A node that follows releases gets their numbers in
+    the header `Terrace-Releases`; one with sources gets the version of its route in `Terrace-Route`."""
     try:
         lease = await _register(request, scheduler, caller, registration)
     except (Conflict, Forbidden) as exc:
@@ -142,8 +142,9 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
     summary="Renew a node's lease",
     dependencies=NODES,
 )
-async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
-    """404 or 409: register again. The answer has the headers of the answer to a registration."""
+async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodePath, beat: Heartbeat) -> Response:
+    """For nodes, every `heartbeat_s` seconds of the lease. 404 or 409: the node has to register again. The answer has
+    the headers of the answer to a registration, and the number of the newest label in `Terrace-Labels`."""
     if caller is not None:
         caller.check_claim(node_id)
     scheduler.dispatcher.handle(events.Beat(node_id, beat))
@@ -158,8 +159,9 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
     summary="The route of the pictures of a node's sources",
     dependencies=NODES,
 )
-async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> DeviceRoute:
-    """The upstream nodes that may get them, the form, and the thresholds."""
+async def get_route(scheduler: Service, caller: CallerOf, node_id: NodePath) -> DeviceRoute:
+    """For nodes with sources: the upstream nodes to ask, the form of the pictures, and the thresholds. The header
+    `Terrace-Route` of other answers has its version."""
     if caller is not None:
         caller.check_claim(node_id)
     return scheduler.route_of_sources(node_id)
@@ -169,12 +171,12 @@ async def get_route(scheduler: Service, caller: CallerOf, node_id: NodeName) -> 
     "/v1/devices/{node_id}/copies",
     response_model=CopyAnswer,
     responses={**MISSING, 409: {"description": "Another process has this id now."}},
-    summary="From whom a node gets the file of a network",
+    summary="Source of a network's file",
     dependencies=NODES,
 )
-async def copies(scheduler: Service, caller: CallerOf, node_id: NodeName, report: CopyReport) -> CopyAnswer:
-    """A node that lacks a file says how far it is, and hears from which node to copy it, or from the scheduler. 404 as
-    well if no release has the file."""
+async def copies(scheduler: Service, caller: CallerOf, node_id: NodePath, report: CopyReport) -> CopyAnswer:
+    """For nodes that lack the file of a network. The node reports its progress and learns from which node, or from the
+    scheduler, to copy the file. 404 also if no release has the file."""
     if caller is not None:
         caller.check_claim(node_id)
     return await scheduler.spreading.told(node_id, report)
@@ -187,8 +189,9 @@ async def copies(scheduler: Service, caller: CallerOf, node_id: NodeName, report
     summary="Give a node no new tasks",
     dependencies=OPERATORS,
 )
-async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
-    """Holds until it is resumed, over restarts of the node and of the scheduler."""
+async def drain(scheduler: Service, caller: CallerOf, node_id: NodePath) -> None:
+    """For operators. The node finishes the tasks that it has. The order holds until the node is resumed, and over
+    restarts of the node and of the scheduler."""
     await scheduler.operators.drain(node_id, _name(caller))
 
 
@@ -199,7 +202,8 @@ async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None
     summary="Give a drained node tasks again, or let a removed one register",
     dependencies=OPERATORS,
 )
-async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
+async def resume(scheduler: Service, caller: CallerOf, node_id: NodePath) -> None:
+    """For operators. Ends a drain or a removal."""
     await scheduler.operators.resume(node_id, _name(caller))
 
 
@@ -207,18 +211,19 @@ async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> Non
     "/v1/devices/{node_id}/trust",
     status_code=204,
     responses=MISSING,
-    summary="Say whether a node may see pixels",
+    summary="Set whether a node may see pixels",
     dependencies=ADMINS,
 )
 async def trust(
     scheduler: Service,
     caller: CallerOf,
-    node_id: NodeName,
+    node_id: NodePath,
     trusted: Annotated[
-        Literal["yes", "no", "default"], Query(description="`default`: as the scheduler's setting `trusted` says.")
+        Literal["yes", "no", "default"],
+        Query(description="`yes`: it may. `no`: it may not. `default`: the scheduler's setting `trusted` decides."),
     ],
 ) -> None:
-    """Counts from the next task on, and over restarts, before the setting."""
+    """For admins. Overrides the scheduler's setting `trusted` from the next task on, and over restarts."""
     await scheduler.operators.trust(node_id, _name(caller), {"yes": True, "no": False, "default": None}[trusted])
 
 
@@ -232,11 +237,17 @@ async def remove(
     request: Request,
     scheduler: Service,
     caller: CallerOf,
-    node_id: NodeName,
-    incarnation: Annotated[str | None, Query(description="A node takes its leave: this process of it ends.")] = None,
-    forget: Annotated[bool, Query(description="Strike a dead or removed node off the list.")] = False,
+    node_id: NodePath,
+    incarnation: Annotated[
+        str | None, Query(description="For nodes that shut down: the incarnation of the process that ends.")
+    ] = None,
+    forget: Annotated[
+        bool, Query(description="Strike a dead or removed node off the list. 409 for any other node.")
+    ] = False,
 ) -> None:
-    """Its tasks go to others, and it may not register until it is resumed, or forgotten once it is gone."""
+    """For operators. The node's tasks go to other nodes, and it may not register until it is resumed. `forget` strikes
+    a dead or removed node off the list, with every order about it, so that it may register again. Forgetting a node
+    with an order on trust takes an admin."""
     if incarnation is not None:
         await for_nodes(request, scheduler, caller)
         if caller is not None:

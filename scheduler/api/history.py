@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
+from scheduler.api.parameters import LastEventId
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -46,15 +47,21 @@ Newest = Annotated[Snapshots, Depends(_snapshots)]
 
 _EVENT = TypeAdapter(FleetEvent).json_schema()
 _HISTORY = {
+    "title": "History",
     "type": "object",
+    "description": "Figures and events of the last minutes.",
     "properties": {
-        "start": {"type": "integer", "description": "Of the first row, seconds since 1970."},
-        "step_s": {"type": "integer", "description": "Seconds of a row: 1, or 60 for more than an hour."},
+        "start": {"type": "integer", "description": "Time of the first row, in seconds since 1970."},
+        "step_s": {"type": "integer", "description": "Length of a row in seconds: 1, or 60 for more than an hour."},
         "columns": {
             "type": "object",
+            "description": "A list for each figure, with a value for each row; null: nothing was measured. Images per "
+            "second: `first` answers, `finer` ones, `fallback`, `failed` and `sent_up`. Failed attempts per second. "
+            "Latencies of the first and the final answer in milliseconds. Numbers of nodes by health, without removed "
+            "ones, and of unfinished jobs.",
             "properties": {name: {"type": "array", "items": {"type": ["number", "null"]}} for name in COLUMNS},
         },
-        "events": {"type": "array", "items": _EVENT},
+        "events": {"type": "array", "description": "Events of these minutes, the oldest first.", "items": _EVENT},
     },
 }
 
@@ -73,8 +80,9 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
 )
 async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Response:
-    """Nodes, links with their traffic, and unfinished jobs: all for operators, and for other callers their own jobs.
-    Made at most once a second. With `site`, it also holds the nodes of other sites and of none that its devices use."""
+    """Nodes, links with their traffic, and unfinished jobs: all jobs for operators, and their own for other callers. At
+    most 1,000 nodes, unhealthy ones first, and the newest 100 jobs. Made at most once a second. With `site`, it also
+    holds the nodes of other sites and of none that its devices use."""
     return Response(
         snapshots.json(only_of(caller), seen), media_type="application/json", headers={**NO_STORE, **NOSNIFF}
     )
@@ -91,10 +99,10 @@ async def follow_fleet(
     still_admitted: StillAdmitted,
     snapshots: Newest,
     seen_sites: SeenSites,
-    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
+    last_event_id: LastEventId = None,
 ) -> StreamingResponse:
-    """`snapshot` carries what `GET /v1/fleet` answers: at once, each second, and where a node changes. `happened`
-    carries an event of the history; with `Last-Event-ID`, those that were missed come first."""
+    """`snapshot` carries the content of `GET /v1/fleet`: at once, each second, and when a node changes. `happened`
+    carries an event of the history. With `Last-Event-ID`, missed events come first."""
     owner = only_of(caller)
     after = snapshots.record.last_id if last_event_id is None else last_event_of(last_event_id)
 
@@ -130,10 +138,18 @@ async def get_history(
     snapshots: Newest,
     caller: CallerOf,
     seen: SeenSites,
-    minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
+    minutes: Annotated[
+        int,
+        Query(
+            ge=1,
+            le=1440,
+            description="Length of the history: up to 60 minutes in rows of a second, otherwise in rows of a minute.",
+        ),
+    ] = 15,
 ) -> Response:
-    """A row per step in each column, of the whole fleet; null if nothing was measured. With `site`, the events of
-    this site. It begins again with each start of the scheduler."""
+    """One list per figure, with a row every `step_s` seconds from `start`; null if nothing was measured. Figures are
+    about the whole fleet; with `site`, the events are about this site. The history begins again with each start of the
+    scheduler."""
     record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes
     ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes

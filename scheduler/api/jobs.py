@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from scheduler.api.parameters import CURSOR, LIMIT, Bom, Format, LastEventId
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -98,7 +99,7 @@ _UPLOAD = {UPLOAD_FIELDS: True, "requestBody": _BODY, "parameters": _policy_para
 async def _seen(
     scheduler: Service,
     caller: CallerOf,
-    job_id: Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)],
+    job_id: Annotated[str, Path(description="Id of the job.", max_length=64)],
 ) -> str:
     """The id of a job that the caller may see. Raises NotFound."""
     if (owner := only_of(caller)) is not None:
@@ -108,7 +109,7 @@ async def _seen(
 
 JobId = Annotated[str, Depends(_seen)]
 """Id of a job: any job for operators, and only their own for other callers."""
-Cursor = Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")]
+Cursor = Annotated[str | None, Query(max_length=64, description=CURSOR)]
 JobCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9a-f]{20}$"})]
 AttemptCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9]{1,9}-[0-9]{1,9}$"})]
 OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only entries of this task.")]
@@ -116,7 +117,7 @@ OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only e
 
 async def _sought(
     caller: CallerOf,
-    state: JobState | None = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only jobs that name this site.")] = None,
 ) -> SoughtJobs:
     """The search that the caller asks for."""
@@ -150,11 +151,20 @@ async def submit(
     caller: CallerOf,
     may_go_on: StillAdmitted,
     idempotency_key: Annotated[
-        str | None, Header(description="Names this submission: the same again answers with the same job.")
+        str | None,
+        Header(
+            description="Name of this submission, chosen by the client. The same request with the same name returns "
+            "the same job, even after a lost answer."
+        ),
     ] = None,
 ) -> Job:
-    """The job is stored when this answers; its progress is at `Location`. Policy fields belong in the query or, with a
-    form, in the form."""
+    """Images come in a form, as one file, or as an Open Inference Protocol request. The job is stored when the answer
+    is sent, and the header `Location` has its address. Policy fields belong in the query or, with a form, in the form.
+
+    Two images with the same name are refused. If archives of one upload hold the same names, the name of the archive is
+    put in front. A file name that `filename` cannot hold goes percent-encoded into the header `Terrace-Name` of its
+    part. Images with another size than the networks' are resized.
+    """
     allowance = allowance_of(caller)
     job, is_new = await submission.submit(
         scheduler,
@@ -171,15 +181,17 @@ async def submit(
 async def list_jobs(
     scheduler: Service,
     sought: Annotated[SoughtJobs, Depends(_sought)],
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Annotated[int, Query(ge=1, le=200, description=LIMIT)] = 50,
     cursor: JobCursor = None,
 ) -> JobPage:
-    """All jobs for operators, and only their own for other callers."""
+    """All jobs for operators, and only their own for other callers. `next_cursor` of a page continues the list."""
     return await query.page(scheduler, sought, limit=limit, cursor=cursor)
 
 
 @jobs.get("/v1/jobs/{job_id}", response_model=Job, responses=MISSING, summary="A job as it is now")
 async def get_job(scheduler: Service, job_id: JobId) -> Job:
+    """State, counts, accuracies and latencies. A latency runs from the dispatch of an image's task to the arrival of
+    the answer at the scheduler."""
     return await query.get_job(scheduler, job_id)
 
 
@@ -190,7 +202,7 @@ async def get_job(scheduler: Service, job_id: JobId) -> Job:
     summary="Cancel a job",
 )
 async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
-    """Answers that are there stay; the rest is not computed."""
+    """Answers that are there stay; the rest is not computed. 409 for a job that has ended."""
     return await follow.cancel(scheduler, job_id)
 
 
@@ -203,10 +215,11 @@ async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
 async def get_results(
     scheduler: Service,
     job_id: JobId,
-    format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
-    bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
+    format: Format = "jsonl",
+    bom: Bom = False,
 ) -> StreamingResponse:
-    """While the job runs, the results so far; afterwards all images. The header `Terrace-Job-State` gives the state."""
+    """While the job runs, the results so far; afterwards all images. The header `Terrace-Job-State` gives the state. In
+    CSV, a text that a spreadsheet would compute begins with a single quote; JSON has all texts unchanged."""
     state, rows = await query.results(scheduler, job_id)
     headers = {"Terrace-Job-State": state, **NOSNIFF}
     if format == "csv":
@@ -218,16 +231,17 @@ async def get_results(
     "/v1/jobs/{job_id}/attempts",
     response_model=AttemptPage,
     responses=MISSING,
-    summary="Who tried which task, and what came of it",
+    summary="Attempts of a job's tasks",
 )
 async def get_attempts(
     scheduler: Service,
     job_id: JobId,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description=LIMIT)] = 200,
     cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> AttemptPage:
-    """Sorted by task, then by start. Attempts under way are among them."""
+    """Device, upstream node and outcome of each attempt, sorted by task, then by start. Attempts under way are
+    included."""
     return await query.attempts(scheduler, job_id, limit=limit, cursor=cursor, task=task)
 
 
@@ -235,16 +249,16 @@ async def get_attempts(
     "/v1/jobs/{job_id}/explain",
     response_model=Explanation,
     responses=MISSING,
-    summary="Why each task went where it went",
+    summary="Reasons for the route of each task",
 )
 async def get_explanation(
     scheduler: Service,
     job_id: JobId,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description=LIMIT)] = 200,
     cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> Explanation:
-    """The reason of each attempt, sorted by task, then by start. Attempts under way are among them."""
+    """The reason of each attempt, sorted by task, then by start. Attempts under way are included."""
     return await query.explain(scheduler, job_id, limit=limit, cursor=cursor, task=task)
 
 
@@ -259,11 +273,12 @@ async def get_events(
     caller: CallerOf,
     may_go_on: StillAdmitted,
     job_id: JobId,
-    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
-    only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
+    last_event_id: LastEventId = None,
+    only: Annotated[Literal["state"] | None, Query(description="`state`: leave the results out.")] = None,
 ) -> StreamingResponse:
-    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
-    job. Ends after the final state."""
+    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, and `state` carries
+    the job. The stream begins with the job's first event and ends after the final state. `state` comes again with its
+    reason when nothing has happened for two seconds. `Last-Event-ID` continues a broken stream."""
     after = last_event_of(last_event_id or "0")
     events = await follow.events(scheduler, job_id, after=after, states_only=only is not None)
     return EventStream(as_server_sent(events), allowance_of(caller), may_go_on)
@@ -271,7 +286,7 @@ async def get_events(
 
 @jobs.get(
     "/v1/jobs/{job_id}/images/{index}",
-    summary="A picture of a job that has not ended, in small",
+    summary="A small picture of an unfinished job",
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}, "image/jpeg": {}}},
@@ -282,11 +297,12 @@ async def get_events(
 async def get_image(
     scheduler: Service,
     job_id: JobId,
-    index: Annotated[int, Path(ge=0, le=999_999_999, description="As in its result.")],
-    size: Annotated[int, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = 96,
+    index: Annotated[int, Path(ge=0, le=999_999_999, description="Index of the image in the upload, from 0.")],
+    size: Annotated[int, Query(ge=16, le=512, description="Largest number of pixels on the longer side.")] = 96,
     sec_fetch_dest: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
-    """Upright, in its own shape, and no larger than it is. Pictures go when their job ends."""
+    """Upright, in its original shape, and not enlarged: a PNG if the job keeps pixels, otherwise a JPEG. Pictures are
+    deleted when their job ends; then the answer is 404."""
     try:
         content, media_type = await query.thumbnail(scheduler, job_id, index, size)
     except NotFound:
@@ -312,8 +328,12 @@ async def get_image(
 async def classify(
     request: Request, scheduler: Service, caller: CallerOf, may_go_on: StillAdmitted
 ) -> StreamingResponse:
-    """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
-    Goes before all jobs; nothing is stored. Counts among the unfinished jobs of the caller."""
+    """Takes images like `POST /v1/jobs`, and streams JSON lines: `{"event": "coarse", "results": [...]}`, then `fine`,
+    `fallback` or `failed`, then `done`. Its tasks overtake all jobs, and nothing is stored. It counts among the
+    unfinished jobs of the caller.
+
+    An image whose damage a node finds has an `error` in its result and no answer; the other images are answered.
+    """
     return await _classified(request, scheduler, caller, may_go_on)
 
 

@@ -9,7 +9,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.exceptions import RequestValidationError
 
-from scheduler.api.observations import Number, OwnName, SourceName, in_sight
+from scheduler.api.observations import OwnName, in_sight
+from scheduler.api.parameters import CURSOR, LIMIT, NodePath, OnlyNode, OnlySource, SequencePath, SourcePath
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -26,17 +27,16 @@ from scheduler.api.streams import NO_STORE
 from scheduler.core.learning import SoughtPictures, Which
 from tierkit.errors import InvalidInput
 from tierkit.wire.learning import Improvement, ImprovementList, LabelNews, LearningNow, NewLabel
-from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
+from tierkit.wire.messages import NODE_ID_PATTERN
 from tierkit.wire.sources import ObservationPage
 
 __all__ = ["learning"]
 
 IN_SIGHT = [*USERS, Depends(in_sight)]
 _PAGE = ObservationPage.model_json_schema(mode="serialization")
-Name = Annotated[str | None, Query(pattern=NODE_ID_PATTERN)]
 
 
-async def _picture(node_id: NodeId, source: SourceName, sequence: Number) -> tuple[str, str, int]:
+async def _picture(node_id: NodePath, source: SourcePath, sequence: SequencePath) -> tuple[str, str, int]:
     return node_id, source, sequence
 
 
@@ -51,14 +51,16 @@ class PictureQuery:
         Which,
         Query(
             description="`disagree`: pictures without a label whose answers differ, or of which the device was unsure; "
-            "the most useful first. `labelled`: a person has. `answered`: an upstream node has answered, "
-            "and no person."
+            "the most useful first. `labelled`: pictures with a label. `answered`: pictures without a "
+            "label that an upstream node has answered."
         ),
     ] = "disagree"
-    node: Name = None
-    source: Name = None
-    site: Name = None
-    least: Annotated[float, Query(ge=0, le=1, description="Of `answered`: the least confidence from above.")] = 0.0
+    node: OnlyNode = None
+    source: OnlySource = None
+    site: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this site.")] = None
+    least: Annotated[
+        float, Query(ge=0, le=1, description="Least confidence of the upstream answers, with `answered`.")
+    ] = 0.0
 
 
 learning = APIRouter(tags=["learning"], dependencies=CHECKS, route_class=SmallBody)
@@ -72,8 +74,8 @@ learning = APIRouter(tags=["learning"], dependencies=CHECKS, route_class=SmallBo
     dependencies=IN_SIGHT,
 )
 async def put_label(scheduler: Service, caller: CallerOf, picture: PictureName, new: NewLabel) -> None:
-    """With the name of a class. Only pictures that the scheduler has can be labelled. The last label counts. 422: no
-    class has this name."""
+    """Only pictures that the scheduler has can be labelled, with the name of a class. A new label replaces the old one.
+    422: the fleet has no class with this name."""
     try:
         label = scheduler.learning.class_called(new.label)
     except InvalidInput as exc:
@@ -89,7 +91,7 @@ async def put_label(scheduler: Service, caller: CallerOf, picture: PictureName, 
     dependencies=IN_SIGHT,
 )
 async def delete_label(scheduler: Service, caller: CallerOf, picture: PictureName) -> None:
-    """Operators take back every label, others their own."""
+    """Operators take back any label, other users only their own."""
     by, only_own = None if caller is None else caller.name, only_of(caller) is not None
     await scheduler.learning.take_back(picture, by, only_own=only_own)
 
@@ -105,10 +107,11 @@ async def list_pictures(
     scheduler: Service,
     caller: CallerOf,
     wanted: Annotated[PictureQuery, Depends()],
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500, description=LIMIT)] = 50,
+    cursor: Annotated[str | None, Query(max_length=500, description=CURSOR)] = None,
 ) -> Response:
-    """Only pictures that the scheduler has."""
+    """Only pictures that the scheduler has. A page may be short or empty and still have a `next_cursor`: continue until
+    it is null."""
     sought = SoughtPictures(
         which=wanted.which,
         node_id=wanted.node,
@@ -129,10 +132,14 @@ async def list_pictures(
     dependencies=NODES,
 )
 async def list_labels(
-    scheduler: Service, node_id: OwnName, after: Annotated[int, Query(ge=0, le=2**53)] = 0
+    scheduler: Service,
+    node_id: OwnName,
+    after: Annotated[
+        int, Query(ge=0, le=2**53, description="Only higher numbers: the newest one that the node knows.")
+    ] = 0,
 ) -> LabelNews:
-    """Those that were set or taken back after a number; each picture once. Answers to heartbeats and observations have
-    the last number in `Terrace-Labels`."""
+    """For nodes: labels that were set or taken back after a number, each picture once. Answers to heartbeats and
+    observations have the newest number in the header `Terrace-Labels`."""
     return await scheduler.learning.news(node_id, after)
 
 
@@ -141,7 +148,7 @@ async def list_labels(
 )
 async def get_learning(scheduler: Service, caller: CallerOf) -> LearningNow:
     """Limited to the sources that the caller may see. A picture counts as audited if its device was sure and sent it up
-    all the same (`audit_share`): the latest 1,000 of each source."""
+    nevertheless (`audit_share`). The figures cover the latest 1,000 audited pictures of each source."""
     return await scheduler.learning.now(only_of(caller))
 
 
@@ -156,13 +163,16 @@ async def list_improvements(scheduler: Service) -> ImprovementList:
 @learning.put(
     "/v1/improvements/{id}",
     response_model=Improvement,
-    summary="Tell how far an improvement is",
+    summary="Store the state of an improvement",
     dependencies=OPERATORS,
 )
 async def put_improvement(
-    scheduler: Service, caller: CallerOf, id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], improvement: Improvement
+    scheduler: Service,
+    caller: CallerOf,
+    id: Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of the improvement, 32 hex digits.")],
+    improvement: Improvement,
 ) -> Improvement:
-    """Replaces the whole document. `created_at`, `told_at` and `by` come from the scheduler."""
+    """For operators. Replaces the whole document; the scheduler fills in `created_at`, `told_at` and `by`."""
     if improvement.id != id:
         raise InvalidInput("id: it must be the id in the path")
     return await scheduler.learning.put_improvement(improvement, None if caller is None else caller.name)

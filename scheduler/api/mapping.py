@@ -37,16 +37,21 @@ mapping = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
     "/v1/mapping",
     response_model=MappingReport,
     responses=MISSING,
-    summary="Who forwards to whom, and why",
+    summary="The mapping of end devices to upstream nodes",
     dependencies=USERS,
 )
 async def get_mapping(
     scheduler: Service,
     seen: SeenSites,
-    scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
-    tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
+    scheme: Annotated[
+        Scheme | None, Query(description="Scheme to show the mapping for. Default: the scheduler's setting.")
+    ] = None,
+    tasks: Annotated[
+        int, Query(ge=1, le=1_000_000, description="Number of tasks in the formulas (N_t), each of 50 images.")
+    ] = 200,
 ) -> MappingReport:
-    """With `site`, the figures and the formulas are about this site, otherwise about the nodes of no site."""
+    """Upstream nodes of each end device with the reason, and the paper's formulas with their values. With `site`,
+    figures and formulas are about this site, otherwise about the nodes of no site."""
     now, placement, pilot = time.monotonic(), scheduler.placement, scheduler.dispatcher.pilot
     shown, site = scheme or scheduler.settings.scheme, seen.only or NO_SITE
     known = [each for each in scheduler.devices.sites if each == NO_SITE or seen.site(each)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -50,7 +50,7 @@ class _File(FileResponse):
 
 @networks.get(
     "/v1/models",
-    summary="The manifest: classes, and all networks and encoders that nodes may fetch",
+    summary="The manifest of the release in force",
     response_class=Response,
     responses={
         200: {"content": {"application/json": {}}},
@@ -59,6 +59,8 @@ class _File(FileResponse):
     dependencies=USERS_AND_NODES,
 )
 async def list_models(request: Request, scheduler: Service) -> Response:
+    """Classes, networks and encoders, with their digests and accuracies. The header `ETag` is the digest of the
+    manifest, and `Terrace-Releases` the number of the release."""
     etag = f'"{scheduler.manifest.digest}"'
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers={"ETag": etag, RELEASES_HEADER: str(scheduler.releases.in_force)})
@@ -68,7 +70,7 @@ async def list_models(request: Request, scheduler: Service) -> Response:
 
 @networks.get(
     "/v1/models/{name}/file",
-    summary="The weights of a network",
+    summary="The file of a network",
     response_class=Response,
     responses={
         200: {"content": {"application/octet-stream": {}}},
@@ -82,10 +84,16 @@ async def list_models(request: Request, scheduler: Service) -> Response:
 async def get_weights(
     request: Request,
     scheduler: Service,
-    name: str,
-    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
+    name: Annotated[str, Path(description="Name of the network, or of a part of an encoder.")],
+    sha256: Annotated[
+        str | None,
+        Query(
+            pattern="^[0-9a-f]{64}$",
+            description="sha256 of the wanted version. Default: the version of the release in force.",
+        ),
+    ] = None,
 ) -> Response:
-    """Weights of the release in force, or of any other by its sha256."""
+    """Weights of the release in force, or of any other release by sha256. `Range` and `If-None-Match` are supported."""
     entry = scheduler.releases.file(name, sha256)
     etag = f'"{entry.sha256}"'
     if request.headers.get("if-none-match") == etag:

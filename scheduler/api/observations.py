@@ -7,14 +7,28 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import Struct
 from pydantic import AwareDatetime, BeforeValidator
 from starlette.types import Receive, Scope, Send
 
+from scheduler.api.description import texts_of_fields
+from scheduler.api.parameters import (
+    CURSOR,
+    LIMIT,
+    Bom,
+    Format,
+    LastEventId,
+    NodePath,
+    OnlyNode,
+    OnlySource,
+    SequencePath,
+    SourcePath,
+)
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -39,23 +53,21 @@ from tierkit.access import CALLER, Caller
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.http.server_sent import EVENT_STREAM, last_event_of
-from tierkit.wire.messages import LABELS_HEADER, NODE_ID_PATTERN, ROUTE_HEADER, NodeId
+from tierkit.wire import observations as wire
+from tierkit.wire.messages import LABELS_HEADER, NODE_ID_PATTERN, ROUTE_HEADER
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
 from tierkit.wire.oip.compression import decompress
 from tierkit.wire.sources import ObservationPage, SeenGap, SeenPicture
 
-__all__ = ["Number", "OwnName", "SourceName", "in_sight", "observations", "post_observations_directly"]
+__all__ = ["OwnName", "in_sight", "observations", "post_observations_directly"]
 
 _MOST_BYTES = 16 * 1024**2
 """Most bytes of a batch, before and after it is unpacked."""
 _FILES = ("image/jpeg", "image/png", "image/webp")
 _FILE = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in _FILES}
 
-SourceName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
-Number = Annotated[int, Path(ge=1, le=2**53, description="Sequence number.")]
 
-
-async def _own_name(caller: CallerOf, node_id: NodeId) -> str:
+async def _own_name(caller: CallerOf, node_id: NodePath) -> str:
     """The id of the node that asks. Raises Forbidden for another."""
     if caller is not None:
         caller.check_claim(node_id)
@@ -67,8 +79,12 @@ OwnName = Annotated[str, Depends(_own_name)]
 observations = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody)
 
 
-def _schema(of: Any) -> dict[str, Any]:
+def _schema(of: type[Struct]) -> dict[str, Any]:
+    """The JSON schema of a struct, with the docstrings of its fields."""
     (schema,), parts = msgspec.json.schema_components([of], ref_template="#/$defs/{name}")
+    for name, part in parts.items():
+        for field, text in texts_of_fields(getattr(wire, name)).items():
+            part["properties"][field]["description"] = text
     return {**schema, "$defs": parts}
 
 
@@ -90,8 +106,9 @@ _BATCH = {"requestBody": {"required": True, "content": {"application/json": {"sc
     dependencies=NODES,
 )
 async def post_observations(request: Request, scheduler: Service, caller: CallerOf) -> Response:
-    """Stored when this answers. The same again changes nothing. 404 or 409: register again. May be packed
-    (`Content-Encoding: gzip`). The answer has the version of the node's route in `Terrace-Route`."""
+    """For nodes. The observations are stored when the answer is sent; the same batch again changes nothing. 404 or 409:
+    the node has to register again. The body may be compressed, for example with `Content-Encoding: gzip`. The header
+    `Terrace-Route` of the answer has the version of the node's route."""
     return await _stored(request, scheduler, caller)
 
 
@@ -139,10 +156,13 @@ def _no_number(value: object) -> object:
 class ObservationFilter:
     """Query parameters that choose observations."""
 
-    source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None
-    node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None
+    source: OnlySource = None
+    node: OnlyNode = None
     site: Annotated[
-        str | None, Query(pattern=NODE_ID_PATTERN, description="Only what nodes of this site saw, by their site then.")
+        str | None,
+        Query(
+            pattern=NODE_ID_PATTERN, description="Only observations of nodes that belonged to this site at the time."
+        ),
     ] = None
     label: Annotated[
         str | None, Query(max_length=200, description="Only this class, or all classes of this superclass.")
@@ -150,9 +170,9 @@ class ObservationFilter:
     since: Annotated[
         AwareDatetime | None,
         BeforeValidator(_no_number),
-        Query(description="Only pictures that were taken later; with its zone."),
+        Query(description="Only pictures that were taken later; ISO 8601 with a time zone."),
     ] = None
-    below: Annotated[float | None, Query(ge=0, le=1, description="Only answers that are less sure.")] = None
+    below: Annotated[float | None, Query(ge=0, le=1, description="Only answers with a lower confidence.")] = None
     amended: Annotated[bool, Query(description="Only observations that were amended.")] = False
 
 
@@ -176,7 +196,7 @@ async def _sought(
     )
 
 
-async def in_sight(scheduler: Service, caller: CallerOf, node_id: NodeId, source: SourceName) -> None:
+async def in_sight(scheduler: Service, caller: CallerOf, node_id: NodePath, source: SourcePath) -> None:
     """Raises NotFound for a source that the caller may not see."""
     scheduler.observations.book.check_sight(only_of(caller), node_id, source)
 
@@ -197,11 +217,11 @@ _PAGE = ObservationPage.model_json_schema(mode="serialization")
 async def list_observations(
     scheduler: Service,
     sought: Sought,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description=LIMIT)] = 100,
+    cursor: Annotated[str | None, Query(max_length=500, description=CURSOR)] = None,
 ) -> Response:
-    """Observations in the order in which the pictures were taken. A search takes a bounded time: a page may be short,
-    or empty, and have a `next_cursor` all the same."""
+    """Sorted by the time at which the pictures were taken. A search takes a bounded time: a page may be short or empty
+    and still have a `next_cursor`, so continue until it is null."""
     rows, next_cursor = await scheduler.observations.page(sought, limit, cursor)
     content = msgspec.json.encode({"observations": rows, "next_cursor": next_cursor})
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
@@ -218,11 +238,11 @@ async def export_observations(
     scheduler: Service,
     sought: Sought,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only higher sequence numbers.")] = 0,
-    format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl",
-    bom: Annotated[bool, Query(description="Begin a CSV with a byte order mark, as spreadsheets want it.")] = False,
+    format: Format = "jsonl",
+    bom: Bom = False,
 ) -> StreamingResponse:
-    """Observations in the order of node, source and sequence number. Without a filter of the content, a line of JSON
-    with `gap` names numbers that the device has lost."""
+    """Sorted by node, source and sequence number. In JSON lines, `{"gap": ...}` names numbers that a device has lost;
+    such lines come without filters other than `source`, `node` and `after`."""
     lines = scheduler.observations.lines(sought, after)
     if format == "csv":
         pictures = _pictures_of(lines)
@@ -249,11 +269,11 @@ async def follow_observations(
     caller: CallerOf,
     still_admitted: StillAdmitted,
     sought: Sought,
-    last_event_id: Annotated[str | None, Header(description="Continue after this event.")] = None,
+    last_event_id: LastEventId = None,
 ) -> StreamingResponse:
-    """`observation` and `amended` carry an observation, as it is when it is sent. With `Last-Event-ID`, those that were
-    missed come first; without it, the stream begins now. `begin` comes before them, so that a reader knows from the
-    start where to resume."""
+    """`observation` and `amended` carry an observation in its state at the time of sending. `begin` comes first and has
+    the number from which to resume. With `Last-Event-ID`, missed observations come first; without it, the stream begins
+    now."""
     after = None if last_event_id is None else last_event_of(last_event_id)
     events = scheduler.observations.follow(sought, after)
     return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
@@ -268,9 +288,9 @@ async def follow_observations(
     dependencies=NODES,
 )
 async def put_picture(
-    request: Request, scheduler: Service, node_id: OwnName, source: SourceName, sequence: Number
+    request: Request, scheduler: Service, node_id: OwnName, source: SourcePath, sequence: SequencePath
 ) -> None:
-    """The latest 100 of each source are kept."""
+    """For nodes: a JPEG, PNG or WebP file. The scheduler keeps the latest 100 pictures of each source."""
     with BodyRoom() as room:
         content = await read_body(request.receive, room, most_bytes=scheduler.settings.max_file_bytes)
         await scheduler.observations.put_picture(node_id, source, sequence, content)
@@ -285,12 +305,16 @@ async def put_picture(
 )
 async def get_picture(
     scheduler: Service,
-    node_id: NodeId,
-    source: SourceName,
-    sequence: Number,
-    size: Annotated[int | None, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = None,
+    node_id: NodePath,
+    source: SourcePath,
+    sequence: SequencePath,
+    size: Annotated[
+        int | None,
+        Query(ge=16, le=512, description="Largest number of pixels on the longer side. Default: the original file."),
+    ] = None,
 ) -> Response:
-    """If its device sends pictures to the scheduler. With `size` in small, as a JPEG."""
+    """Available if its device sends pictures to the scheduler, and among the latest 100 of its source. With `size`, the
+    answer is a small JPEG."""
     content, media_type = await scheduler.observations.picture(node_id, source, sequence)
     if size is not None:
         content, media_type = await query.small(scheduler, content, f"picture {sequence} of {source}", size)

@@ -13,7 +13,9 @@ from tierkit.wire.runs import RUN_ID_PATTERN
 
 __all__ = ["offers"]
 
-OfferId = Annotated[str, Path(pattern=RUN_ID_PATTERN, description="32 hex digits, chosen by the host.")]
+OfferId = Annotated[
+    str, Path(pattern=RUN_ID_PATTERN, description="Id of the offer: 32 hex digits, chosen by the host.")
+]
 
 offers = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=SmallBody)
 
@@ -29,13 +31,14 @@ offers = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=Smal
     dependencies=USERS,
 )
 async def put_offer(scheduler: Service, caller: CallerOf, offer_id: OfferId, said: HostOffer) -> OfferOrders:
-    """For hosts that wait. An offer ends when its host is not heard for 10 s."""
+    """For hosts that wait for a start, every second. An offer ends when the host has not reported for 10 s. 409: the id
+    belongs to another owner."""
     return scheduler.runs.offers.tell(offer_id, said, None if caller is None else caller.name)
 
 
 @offers.get("/v1/offers", response_model=OfferList, summary="Hosts on which a run can be started", dependencies=USERS)
 async def list_offers(scheduler: Service, caller: CallerOf) -> OfferList:
-    """All offers for operators, and only their own hosts' offers for users."""
+    """All hosts for operators, and only their own for users."""
     return OfferList(offers=scheduler.runs.offers.seen_by(only_of(caller)))
 
 
@@ -48,8 +51,8 @@ async def list_offers(scheduler: Service, caller: CallerOf) -> OfferList:
     dependencies=USERS,
 )
 async def start_run(scheduler: Service, caller: CallerOf, offer_id: OfferId, wish: StartWish) -> OfferedStart:
-    """Its host takes it with its next report, or after the runs before it; `latest` of the offer then has the run's id.
-    422: the host does not offer these values. 503: four starts wait for this host."""
+    """The host takes the start with its next report, or after the runs before it. Then `latest` of the offer has the id
+    of the run. 422: the values are beyond the host's limits. 503: four starts already wait for this host."""
     only = only_of(caller)
     fault = scheduler.runs.offers.offer_of(offer_id, only).said.fault_of(wish)
     if fault is not None:

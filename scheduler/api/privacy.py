@@ -65,11 +65,12 @@ def has_audit(settings: SchedulerSettings) -> bool:
     "/v1/privacy/audit",
     response_model=AuditReport,
     responses={404: {"description": "There is none, or it is damaged."}},
-    summary="What attacks on the encoders got back",
+    summary="The audit of the encoders",
 )
 async def get_audit(scheduler: Service, response: Response) -> AuditReport:
-    """One row per encoder, form and attack. The pictures of row 3 are `/v1/privacy/audit/3.png`, the originals
-    `/v1/privacy/audit/originals.png`."""
+    """One row per encoder, form and attack. The pictures of row 3 are at `/v1/privacy/audit/3.png`, the originals at
+    `/v1/privacy/audit/originals.png`. The audit of the state folder takes precedence over the audit of the model
+    set."""
     source, _, audit = await asyncio.to_thread(_find, scheduler.settings)
     heads = {entry.name: entry.head.sha256 for entry in scheduler.manifest.encoders}
     outdated = tuple(sorted(name for name, sha256 in audit.heads.items() if heads.get(name) != sha256))
@@ -88,7 +89,9 @@ async def get_audit(scheduler: Service, response: Response) -> AuditReport:
 )
 async def get_audit_picture(
     scheduler: Service,
-    picture: Annotated[str, InPath(pattern="^(originals|[0-9]{1,3})$", description="`originals`, or a row from 0.")],
+    picture: Annotated[
+        str, InPath(pattern="^(originals|[0-9]{1,3})$", description="`originals`, or the number of a row, from 0.")
+    ],
 ) -> Response:
     """At most 8 pictures, in the order of the originals."""
     _, folder, _ = await asyncio.to_thread(_find, scheduler.settings)

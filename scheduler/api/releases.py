@@ -47,8 +47,8 @@ _MOST_HISTORY = 20
 _WRONG = "its answers"
 _CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "It cannot be done now; the answer says why."}}
 
-Ref = Annotated[str, Path(max_length=80, description="NAME@NUMBER, or the number.")]
-Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+Ref = Annotated[str, Path(max_length=80, description="The release: NAME@NUMBER, or only the number.")]
+Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="sha256 of the file.")]
 
 
 class _LargeBody(SmallBody):
@@ -64,7 +64,7 @@ releases = APIRouter(tags=["releases"], dependencies=CHECKS, route_class=SmallBo
     "/v1/releases", response_model=ReleaseList, summary="All releases, and the change under way", dependencies=USERS
 )
 async def list_releases(scheduler: Service) -> ReleaseList:
-    """The networks that answer, as numbered rows; the newest first."""
+    """Releases, the newest first, with the change under way and the latest changes that have ended."""
     return releases_now(scheduler, time.monotonic())
 
 
@@ -72,6 +72,7 @@ async def list_releases(scheduler: Service) -> ReleaseList:
     "/v1/releases/{ref}", response_model=ReleaseNow, responses=MISSING, summary="A release", dependencies=USERS
 )
 async def get_release(scheduler: Service, ref: Ref) -> ReleaseNow:
+    """Networks, nodes that hold them, and troubles of nodes that cannot."""
     return _release_now(scheduler, scheduler.releases.find(ref), _jobs(scheduler), time.monotonic())
 
 
@@ -87,6 +88,7 @@ async def get_release(scheduler: Service, ref: Ref) -> ReleaseNow:
     dependencies=USERS_AND_NODES,
 )
 async def get_release_manifest(request: Request, scheduler: Service, ref: Ref) -> Response:
+    """Content of its `manifest.json`. The header `ETag` is its digest."""
     manifest = scheduler.releases.find(ref).manifest
     etag = f'"{manifest.digest}"'
     if request.headers.get("if-none-match") == etag:
@@ -102,7 +104,9 @@ async def get_release_manifest(request: Request, scheduler: Service, ref: Ref) -
     dependencies=OPERATORS,
 )
 async def start(scheduler: Service, caller: CallerOf, ref: Ref, wanted: StartRequest) -> Rollout:
-    """End devices chosen by hash use it, and a share of new jobs. It goes to everyone if the guards hold to the end."""
+    """For operators. End devices, chosen by a hash of their ids, and a share of the new jobs use the release. If the
+    guards hold until the end, the whole fleet gets it; if one fails, it is rolled back. 409: another change is under
+    way, or the release cannot be used now."""
     return _rollout(
         scheduler, await scheduler.releases.start(ref, wanted, _name(caller)), scheduler.releases.trial.guards
     )
@@ -116,6 +120,8 @@ async def start(scheduler: Service, caller: CallerOf, ref: Ref, wanted: StartReq
     dependencies=OPERATORS,
 )
 async def promote(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
+    """For operators. All nodes get the release, and no guard is checked. 409: another change is under way, or the
+    release cannot be used now."""
     return _rollout(scheduler, await scheduler.releases.promote(ref, _name(caller)), scheduler.releases.trial.guards)
 
 
@@ -123,10 +129,11 @@ async def promote(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
     "/v1/releases/{ref}/stop",
     response_model=Rollout,
     responses={**MISSING, **_CONFLICT},
-    summary="End the trial of a release",
+    summary="End the trial or roll-out of a release",
     dependencies=OPERATORS,
 )
 async def stop(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
+    """For operators. The release in force before stays, or returns."""
     return _rollout(scheduler, await scheduler.releases.stop(ref, _name(caller)), scheduler.releases.trial.guards)
 
 
@@ -134,24 +141,28 @@ async def stop(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
     "/v1/releases/{ref}/rollback",
     response_model=Rollout,
     responses={**MISSING, **_CONFLICT},
-    summary="Leave a release for the one before it",
+    summary="Return to the release before",
     dependencies=OPERATORS,
 )
 async def roll_back(scheduler: Service, caller: CallerOf, ref: Ref) -> Rollout:
+    """For operators. Leaves this release and rolls out the previous one."""
     return _rollout(scheduler, await scheduler.releases.roll_back(ref, _name(caller)), scheduler.releases.trial.guards)
 
 
 @releases.delete(
     "/v1/releases",
     response_model=Pruned,
-    summary="Remove releases that are over, and files that no release names",
+    summary="Remove old releases, and files that no release names",
     dependencies=OPERATORS,
 )
 async def prune(
     scheduler: Service,
-    dry_run: Annotated[bool, Query(description="Remove nothing, and list what would be removed.")] = True,
+    dry_run: Annotated[
+        bool, Query(description="True: remove nothing, and list the releases and files that would be removed.")
+    ] = True,
 ) -> Pruned:
-    """These stay: in force, the release before, not started yet, or of unfinished jobs."""
+    """For operators. These releases stay: the one in force, the one before it, releases that were never started, and
+    releases of unfinished jobs."""
     rows, files = await scheduler.releases.prune(dry_run=dry_run)
     return Pruned(
         releases=tuple(each.ref for each in rows),
@@ -173,7 +184,8 @@ _large = APIRouter(tags=["releases"], dependencies=CHECKS, route_class=_LargeBod
     dependencies=OPERATORS,
 )
 async def create(scheduler: Service, caller: CallerOf, response: Response, wanted: NewRelease) -> ReleaseNow:
-    """Their files must be here: `PUT /v1/networks/{sha256}` sends one. 200: the same content has this name already."""
+    """For operators. Each file that the manifest names must be there: `PUT /v1/networks/{sha256}` sends one, and 409
+    names a missing one. 200: a release with this name and content exists already."""
     manifest, tuning = _content(scheduler, wanted)
     release, is_new = await scheduler.releases.create(wanted.name, manifest, tuning, _name(caller))
     response.status_code = 201 if is_new else 200
@@ -182,12 +194,13 @@ async def create(scheduler: Service, caller: CallerOf, response: Response, wante
 
 @releases.get(
     "/v1/networks/{sha256}",
-    summary="Whether the file of a network is here",
+    summary="Check for the file of a network",
     status_code=204,
     responses=MISSING,
     dependencies=USERS_AND_NODES,
 )
 async def has_network(scheduler: Service, sha256: Sha256) -> None:
+    """204: the scheduler has the file. 404: it lacks the file."""
     if not scheduler.releases.files.path(sha256).is_file() and not scheduler.releases.names(sha256):
         raise NotFound(f"no file with sha256 {sha256} is here")
 
@@ -201,6 +214,8 @@ async def has_network(scheduler: Service, sha256: Sha256) -> None:
     dependencies=OPERATORS,
 )
 async def put_network(request: Request, scheduler: Service, response: Response, sha256: Sha256) -> None:
+    """For operators: the file is the body. 201: it was stored. 200: it was already there. 400: the content has another
+    digest."""
     if not await scheduler.releases.files.receive(sha256, request.stream()):
         response.status_code = 200
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from scheduler.api.parameters import CURSOR, LIMIT
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -65,7 +66,9 @@ def _name(caller: Caller | None) -> str | None:
     return None if caller is None else caller.name
 
 
-RunId = Annotated[str, Path(max_length=64, description="As in `id`.", json_schema_extra={"pattern": RUN_ID_PATTERN})]
+RunId = Annotated[
+    str, Path(max_length=64, description="Id of the run, 32 hex digits.", json_schema_extra={"pattern": RUN_ID_PATTERN})
+]
 Seen = Annotated[Sight, Depends(_sight)]
 
 runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_ReportBody)
@@ -86,8 +89,8 @@ runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_Repor
 async def begin(
     request: Request, response: Response, scheduler: Service, caller: CallerOf, wanted: RunStart
 ) -> BegunRun:
-    """For hosts. The same id again, by the same owner, takes the run over: from then on the reports of this incarnation
-    count. `secret` is told here and nowhere else."""
+    """For hosts. The same id again, by the same owner, takes over the run after a restart: from then on only reports of
+    this incarnation count. `secret` is returned only here."""
     name = _name(caller)
     check = not scheduler.runs.is_under_way(wanted.id)
     with allowance_of(caller).submits(scheduler.unfinished_of(name), check=check):
@@ -105,8 +108,9 @@ async def begin(
     dependencies=USERS,
 )
 async def report(request: Request, scheduler: Service, caller: CallerOf, run_id: RunId, said: RunReport) -> RunOrders:
-    """For hosts. A last report, with `finished` or `failed`, is stored when this answers; it may be sent again. Asked
-    to stop, a host ends the run and says `finished`."""
+    """For hosts, every second. The last report has the state `finished` or `failed`; it is stored when the answer is
+    sent, and may be repeated. A host that is asked to stop ends the run and reports `finished`. At most 1,000 workers
+    and 512 KiB."""
     orders = await scheduler.runs.report(run_id, said, _name(caller))
     authenticator: Authenticator | None = request.app.state.authenticator
     return (
@@ -122,17 +126,18 @@ async def report(request: Request, scheduler: Service, caller: CallerOf, run_id:
 async def list_runs(
     scheduler: Service,
     sight: Seen,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Annotated[int, Query(ge=1, le=200, description=LIMIT)] = 50,
     cursor: Annotated[
         str | None,
         Query(
             max_length=64,
-            description="`next_cursor` of the page before.",
+            description=CURSOR,
             json_schema_extra={"pattern": "^[0-9]{1,17}-[0-9a-f]{32}$"},
         ),
     ] = None,
 ) -> RunPage:
-    """All runs for operators, their own for users, and all unfinished runs for workers."""
+    """All runs for operators, their own for users, and unfinished ones for workers. `next_cursor` of a page continues
+    the list."""
     return await scheduler.runs.page(limit=limit, cursor=cursor, sight=sight)
 
 
@@ -144,6 +149,7 @@ async def list_runs(
     dependencies=USERS_AND_WORKERS,
 )
 async def get_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
+    """Figures, workers, curve, configuration and result."""
     return await scheduler.runs.view(run_id, sight)
 
 
@@ -157,8 +163,8 @@ async def get_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
 async def get_events(
     scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted, sight: Seen, run_id: RunId
 ) -> StreamingResponse:
-    """`state` carries the run, at first and whenever its state changes; `report` the same without `url`, `config`,
-    `curve` and `result`, after each report. Ends after the final state."""
+    """`state` carries the run: first, and at each change of its state. `report` carries the same without `url`,
+    `config`, `curve` and `result`, after each report. The stream ends after the final state."""
     events = await scheduler.runs.events(run_id, sight)
     return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
 
@@ -171,13 +177,13 @@ async def get_events(
         409: {"description": "The run that was chosen has ended, is about to, or wants another kind of worker."},
         429: {"description": "This caller asks too often."},
     },
-    summary="The run that a worker is sent to, and where its host is",
+    summary="Find a run for a worker",
     dependencies=USERS_AND_WORKERS,
 )
 async def match(request: Request, scheduler: Service, caller: CallerOf, sight: Seen, offer: WorkerOffer) -> RunMatch:
-    """The oldest run that still wants workers, or the chosen run. 503 while no run wants this worker, or the host of
-    the chosen run is not heard: ask again. The host is shown the `ticket`, never the token. A caller that came by https
-    is sent only to https."""
+    """The oldest run that still wants workers, or the chosen one. 503: no run wants this worker now, or the host of the
+    chosen run is not heard; try again. The worker shows the host the `ticket`, never the token. A caller that came by
+    https gets only https URLs."""
     if caller is not None:
         caller.check_claim(offer.name)
     asks = _name(caller) or (request.client.host if request.client is not None else "")
@@ -218,8 +224,7 @@ def _used(entry: TokenEntry, token: TokenEntry, worker: str) -> TokenEntry:
 async def invite(
     request: Request, scheduler: Service, caller: CallerOf, sight: Seen, run_id: RunId, wanted: InvitationWish
 ) -> Invitation:
-    """A token of the role worker that is valid only for this run. A use is a name under which a worker comes with
-    it."""
+    """Makes a token with the role worker, only for this run. One use is one name under which a worker comes with it."""
     run = await scheduler.runs.view(run_id, sight)
     if run.state.final:
         raise Conflict(f"run {run_id} is {run.state} already")
@@ -263,10 +268,10 @@ async def uninvite(
     scheduler: Service,
     sight: Seen,
     run_id: RunId,
-    name: Annotated[str, Path(max_length=63, description="As in the answer to the invitation.")],
+    name: Annotated[str, Path(max_length=63, description="Name of the invitation.")],
 ) -> None:
-    """For all who may invite to the run. Its token is worthless at once, and the tickets of workers that have come with
-    it within seconds."""
+    """For everyone who may invite to the run. The token is invalid at once, and the tickets of its workers within
+    seconds."""
     await scheduler.runs.view(run_id, sight)
 
     def end(entries: list[TokenEntry]) -> list[TokenEntry]:
@@ -289,11 +294,12 @@ async def order_worker(
     scheduler: Service,
     sight: Seen,
     run_id: RunId,
-    name: Annotated[str, Path(max_length=63, description="As in `workers`.")],
+    name: Annotated[str, Path(max_length=63, description="Name of the worker.")],
     wanted: WorkerWish,
 ) -> Run:
-    """`pause`: no work for it. `drop`: none ever. `trust`: its updates count, and are not judged. `resume`: they are
-    judged again. Its host hears of it with the answer to its next report; until then it is the worker's `wish`."""
+    """`pause`: no work for it. `drop`: no work ever. `trust`: its updates count without being judged. `resume`: its
+    updates are judged again. The host gets the order in the answer to its next report; until it reports the change, the
+    order is the worker's `wish`."""
     return await scheduler.runs.order(run_id, name, wanted.order, sight)
 
 
@@ -305,5 +311,5 @@ async def order_worker(
     dependencies=USERS,
 )
 async def stop_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
-    """It is `stopping` until its host says that it has ended, or is not heard any more."""
+    """The run is `stopping` until its host reports the end, or has not reported for 10 s."""
     return await scheduler.runs.stop(run_id, sight)

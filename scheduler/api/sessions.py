@@ -18,8 +18,10 @@ __all__ = ["sessions"]
 sessions = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 
 
-@sessions.get("/v1/whoami", response_model=WhoAmI, summary="Whose token this is, and until when")
+@sessions.get("/v1/whoami", response_model=WhoAmI, summary="Holder of the token")
 async def get_caller(caller: CallerOf) -> WhoAmI:
+    """Name, role and sites of the token, or of the session, and its expiry. All fields are null if the scheduler asks
+    for no tokens."""
     if caller is None:
         return WhoAmI()
     if caller.entry is None:
@@ -42,6 +44,7 @@ async def sign_in(request: Request, response: Response, given: SignIn) -> WhoAmI
 
 @sessions.delete(SESSION_PATH, status_code=204, summary="Forget the session cookie")
 async def sign_out(request: Request, response: Response) -> None:
+    """Deletes the cookie in the browser."""
     _set_session(request, response, "", 0)
 
 

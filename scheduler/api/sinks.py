@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
+from scheduler.api.parameters import LIMIT
 from scheduler.api.routing import ADMINS, CHECKS, MISSING, CallerOf, Service, SmallBody
 from scheduler.core.outbox import DeadLetter, EventFilter, Sink
 from scheduler.jobs.service import Scheduler
@@ -33,24 +34,23 @@ __all__ = ["sinks"]
 _CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "The name is taken, or there are too many sinks."}}
 _RECEIVER: dict[int | str, dict[str, Any]] = {502: {"description": "The receiver does not take it."}}
 
-Name = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63)]
+Name = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63, description="Name of the sink.")]
 
 sinks = APIRouter(tags=["sinks"], dependencies=[*CHECKS, *ADMINS], route_class=SmallBody)
 
 
 @sinks.get("/v1/sinks", response_model=SinkList, summary="Receivers of events")
 async def list_sinks(scheduler: Service) -> SinkList:
+    """All sinks with their state, and the kinds that can be added."""
     return SinkList(
         sinks=tuple(_now(scheduler, each) for each in scheduler.sinks.couriers()),
         kinds=names(GROUP),
     )
 
 
-@sinks.post(
-    "/v1/sinks", status_code=201, response_model=SinkNow, responses=_CONFLICT, summary="Deliver events to a receiver"
-)
+@sinks.post("/v1/sinks", status_code=201, response_model=SinkNow, responses=_CONFLICT, summary="Add a sink")
 async def add(scheduler: Service, caller: CallerOf, wanted: NewSink) -> SinkNow:
-    """It gets what happens from now on. Nothing is sent to it yet."""
+    """The sink gets events from now on. Nothing is sent to the receiver yet."""
     sink = Sink(
         name=wanted.name,
         kind=wanted.kind,
@@ -64,6 +64,7 @@ async def add(scheduler: Service, caller: CallerOf, wanted: NewSink) -> SinkNow:
 
 @sinks.get("/v1/sinks/{name}", response_model=SinkNow, responses=MISSING, summary="A sink")
 async def get_sink(scheduler: Service, name: Name) -> SinkNow:
+    """The sink with its state and its counts."""
     return _now(scheduler, scheduler.sinks.courier(name))
 
 
@@ -71,6 +72,7 @@ async def get_sink(scheduler: Service, name: Name) -> SinkNow:
     "/v1/sinks/{name}", status_code=204, responses=MISSING, summary="Forget a sink, its events and its dead letters"
 )
 async def remove(scheduler: Service, name: Name) -> None:
+    """Nothing more is sent to the receiver; waiting events are lost."""
     await scheduler.sinks.remove(name)
 
 
@@ -78,12 +80,12 @@ async def remove(scheduler: Service, name: Name) -> None:
     "/v1/sinks/{name}/pause", response_model=SinkNow, responses=MISSING, summary="Let the events of a sink wait"
 )
 async def pause(scheduler: Service, caller: CallerOf, name: Name) -> SinkNow:
-    """Holds over restarts, until it is resumed."""
+    """Events wait until the sink is resumed, and over restarts."""
     by = "" if caller is None else f" by {caller.name}"
     return _now(scheduler, await scheduler.sinks.pause(name, f"paused{by}"))
 
 
-@sinks.delete("/v1/sinks/{name}/pause", response_model=SinkNow, responses=MISSING, summary="Deliver again")
+@sinks.delete("/v1/sinks/{name}/pause", response_model=SinkNow, responses=MISSING, summary="Resume a sink")
 async def resume(scheduler: Service, name: Name) -> SinkNow:
     """Resumes delivery over a new connection, which reads the files with secrets again."""
     return _now(scheduler, await scheduler.sinks.resume(name))
@@ -96,17 +98,19 @@ async def resume(scheduler: Service, name: Name) -> SinkNow:
     summary="Send a receiver a test event",
 )
 async def test(scheduler: Service, name: Name) -> SinkTested:
-    """Answers when the receiver has it."""
+    """The answer is sent when the receiver has taken the event. 502 or 503: the receiver does not take it. 403: its
+    address is not allowed."""
     return SinkTested(seconds=round(await scheduler.sinks.test(name), 3))
 
 
-@sinks.get("/v1/sinks/{name}/dead", response_model=DeadLetterPage, responses=MISSING, summary="Events given up")
+@sinks.get("/v1/sinks/{name}/dead", response_model=DeadLetterPage, responses=MISSING, summary="Dead letters of a sink")
 async def dead(
     scheduler: Service,
     name: Name,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only higher numbers.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    limit: Annotated[int, Query(ge=1, le=500, description=LIMIT)] = 100,
 ) -> DeadLetterPage:
+    """Events that were given up, by number. `next` is the `after` of the next page."""
     found = await scheduler.sinks.letters(name, after=after, most=limit)
     return DeadLetterPage(
         letters=tuple(map(_letter_now, found)), next=found[-1].event.number if len(found) == limit else None

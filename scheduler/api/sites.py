@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
+from scheduler.api.parameters import SitePath
 from scheduler.api.routing import CHECKS, MISSING, OPERATORS, USERS, CallerOf, Service, SmallBody, sites_of
 from scheduler.core.device import Device
 from scheduler.core.site import NO_SITE, SitesSeen
@@ -17,26 +18,24 @@ from tierkit.access import Caller
 from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tierkit.types import Health, Scheme, SiteHealth, Tier
 from tierkit.wire.api import SiteChange, SiteList, SiteNow
-from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["cloud_share", "sites", "sites_now"]
 
 _MOST_TOLD = 3
 """Nodes in the reason of a site."""
 
-SitePath = Annotated[str, Path(pattern=NODE_ID_PATTERN, max_length=63)]
-
 sites = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
 
 
 @sites.get("/v1/sites", response_model=SiteList, summary="The sites of the fleet", dependencies=USERS)
 async def list_sites(scheduler: Service, caller: CallerOf) -> SiteList:
-    """All known sites, or those to which the caller is limited."""
+    """All known sites, or those to which the caller is limited. A site is known until it is forgotten."""
     return SiteList(sites=sites_now(scheduler, SitesSeen(allowed=sites_of(caller)), time.monotonic()))
 
 
 @sites.get("/v1/sites/{site}", response_model=SiteNow, responses=MISSING, summary="A site", dependencies=USERS)
 async def get_site(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteNow:
+    """Health, nodes and figures of the site, and the rule for its pictures."""
     _check_known(scheduler, site, caller)
     return _site_now(scheduler, site, time.monotonic())
 
@@ -49,7 +48,7 @@ async def get_site(scheduler: Service, caller: CallerOf, site: SitePath) -> Site
     dependencies=OPERATORS,
 )
 async def drain(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteChange:
-    """Also those that register later. Holds until they are resumed, over restarts of the nodes and of the scheduler."""
+    """For operators. Also holds for nodes that register later, and over restarts, until the site is resumed."""
     _check_known(scheduler, site, caller)
     await scheduler.operators.intend_site(site, _name(caller), drained=True)
     return await _each(scheduler, site, caller, scheduler.operators.drain)
@@ -59,10 +58,11 @@ async def drain(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteCha
     "/v1/sites/{site}/drain",
     response_model=SiteChange,
     responses=MISSING,
-    summary="Give the nodes of a drained site tasks again, or let its removed nodes register",
+    summary="Resume the nodes of a site",
     dependencies=OPERATORS,
 )
 async def resume(scheduler: Service, caller: CallerOf, site: SitePath) -> SiteChange:
+    """For operators. Drained nodes get tasks again, and removed ones may register."""
     _check_known(scheduler, site, caller)
     await scheduler.operators.intend_site(site, _name(caller))
     return await _each(scheduler, site, caller, scheduler.operators.resume)
@@ -81,8 +81,8 @@ async def remove(
     site: SitePath,
     forget: Annotated[bool, Query(description="Strike its dead or removed nodes off the list.")] = False,
 ) -> SiteChange:
-    """Their tasks go to others, and no node may register for the site until it is resumed. With `forget`, the site is
-    struck off the list as well once no node is left."""
+    """For operators. The nodes' tasks go to others, and no node may register for the site until it is resumed. With
+    `forget`, dead or removed nodes are struck off the list, and the site as well once it has no nodes."""
     _check_known(scheduler, site, caller)
     operators = scheduler.operators
     if not forget:

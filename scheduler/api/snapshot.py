@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+from pydantic import ConfigDict
 
 from scheduler.api.sites import cloud_share, sites_now
 from scheduler.core.device import Device, DeviceView
@@ -32,11 +33,16 @@ _ENCODE = msgspec.json.Encoder(enc_hook=SiteNow.model_dump).encode
 class NodeNow:
     """One node of the device list."""
 
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
     node_id: str
+    """Id of the node."""
     tier: Tier
+    """Tier of the node."""
     site: str | None
     """The place to which it belongs; null: no site."""
     health: Health
+    """Verdict of the failure detector; only `alive` nodes get new tasks."""
     reason: str
     """Reason why the failure detector thinks so."""
     draining: bool
@@ -44,6 +50,7 @@ class NodeNow:
     trusted: bool
     """True if it may see pixels."""
     models: tuple[str, ...]
+    """Names of the networks that it serves."""
     digests: tuple[str, ...] = ()
     """First digits of the sha256 of each file that it has loaded."""
     network: str
@@ -51,9 +58,11 @@ class NodeNow:
     accuracy: float | None
     """Accuracy of that network on the images that the model set was measured on; null if unknown."""
     version: str
+    """Version of Terrace that it runs."""
     outstanding: int
     """Tasks that it has now."""
     queued_images: int
+    """Images that wait there for their batch."""
     images_per_s: float
     """Images per second that it answered in the last seconds."""
     ms_per_image: float | None
@@ -61,7 +70,7 @@ class NodeNow:
     own_ms_per_image: float
     """Milliseconds per image by its own measurement at its start."""
     images_per_minute: int | None
-    """Its power budget; null: no limit."""
+    """Power budget in images per minute; null: no limit."""
     joined_at: float
     """Seconds since 1970."""
     last_seen: float | None
@@ -72,8 +81,12 @@ class NodeNow:
 class LinkNow:
     """Link from an end device to an upstream node."""
 
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
     end: str
+    """Id of the end device."""
     upper: str
+    """Id of the upstream node."""
     mapped: bool
     """True if the scheduler's own scheme sends the device's tasks there."""
     images_per_s: float
@@ -84,22 +97,33 @@ class LinkNow:
 class JobNow:
     """An unfinished job."""
 
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
     id: str
+    """Id of the job."""
     name: str | None
+    """Name given at the submission; null without one."""
     site: str | None
     """The site where it runs; null: anywhere."""
     owner: str | None
     """Name of the token that submitted it."""
     state: JobState
+    """State of the job."""
     reason: str
+    """Reason why it waits; "" while tasks go."""
     images: int
+    """Images of the job."""
     answered_coarse: int
+    """Images with a coarse answer so far."""
     answered_fine: int
+    """Images with a fine answer so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
     """All that changes by the second."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
 
     at: float
     """Seconds since 1970."""
@@ -112,6 +136,7 @@ class FleetSnapshot:
     known: int
     """All nodes of the device list; for users limited to sites, those that they see."""
     links: tuple[LinkNow, ...]
+    """Links between these nodes, mapped or in use."""
     jobs: tuple[JobNow, ...]
     """Unfinished jobs, the newest 100."""
     unfinished: int

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from scheduler.api.parameters import NodePath, OnlyNode, OnlySource, SourcePath
 from scheduler.api.routing import (
     CHECKS,
     MISSING,
@@ -48,8 +49,6 @@ _SOURCE = {
     "description": "The fields of a `[[source]]` table.",
 }
 
-SourceName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
-
 
 class SourceFilter(NamedTuple):
     """The sources that a caller asks for."""
@@ -63,8 +62,8 @@ class SourceFilter(NamedTuple):
 async def _wanted(
     caller: CallerOf,
     seen: SeenSites,
-    node: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only sources of this node.")] = None,
-    source: Annotated[str | None, Query(pattern=NODE_ID_PATTERN, description="Only this source.")] = None,
+    node: OnlyNode = None,
+    source: OnlySource = None,
 ) -> SourceFilter:
     return SourceFilter(only_of(caller), node, source, seen.only)
 
@@ -77,11 +76,15 @@ class NewRights(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    owner: NodeId | None = None
-    readers: Annotated[list[NodeId], Field(max_length=MOST_READERS)] = Field(default_factory=list)
+    owner: NodeId | None = Field(
+        None, description="User who may pause and resume the source, and change its readers; null: only operators."
+    )
+    readers: Annotated[list[NodeId], Field(max_length=MOST_READERS)] = Field(
+        default_factory=list, description="Users who may see the source and its observations."
+    )
 
 
-async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName) -> None:
+async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodePath, name: SourcePath) -> None:
     """A route for operators and the owner of a source. Raises NotFound, Forbidden for others."""
     scheduler.observations.book.check_owner(only_of(caller), node_id, name)
 
@@ -93,7 +96,7 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
 
 @sources.get(
     "/v1/sources",
-    summary="The sources of all nodes, and what each saw last",
+    summary="The sources of all nodes",
     response_class=Response,
     responses={
         **MISSING,
@@ -102,7 +105,8 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     dependencies=USERS,
 )
 async def list_all_sources(scheduler: Service, wanted: WantedSources) -> Response:
-    """Operators see all sources, others those that they own or may read. Made once a second at most."""
+    """Last answer, state, and spool of each source. Operators see all sources, other users those that they own or may
+    read. Made at most once a second."""
     content, _ = scheduler.observations.book.snapshot(*wanted)
     return Response(content, media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 
@@ -120,7 +124,7 @@ async def follow_sources(
     still_admitted: StillAdmitted,
     wanted: WantedSources,
 ) -> StreamingResponse:
-    """`snapshot` carries what `GET /v1/sources` answers: at once, and at most once a second when something has
+    """`snapshot` carries the content of `GET /v1/sources`: at once, and at most once a second when something has
     changed."""
     snapshots = scheduler.observations.follow_sources(*wanted)
 
@@ -136,11 +140,11 @@ async def follow_sources(
     "/v1/sources/{node_id}/{name}/rights",
     response_model=SourceRights,
     responses={403: {"description": "Only operators change the owner."}, **MISSING},
-    summary="Say who may see a source",
+    summary="Set the users who may see a source",
     dependencies=USERS,
 )
 async def set_rights(
-    scheduler: Service, caller: CallerOf, node_id: NodeId, name: SourceName, wanted: NewRights
+    scheduler: Service, caller: CallerOf, node_id: NodePath, name: SourcePath, wanted: NewRights
 ) -> SourceRights:
     """Operators see all sources. An owner may change the readers. The source need not have sent anything yet."""
     book, user = scheduler.observations.book, only_of(caller)
@@ -158,9 +162,9 @@ async def set_rights(
     summary="Sources of a node",
     dependencies=USERS,
 )
-async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) -> SourcesReport:
-    """Sources of a node, with the state of its spool and its uplink. Users see the sources that they own or may
-    read."""
+async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodePath) -> SourcesReport:
+    """Asked from the device itself, with the state of its spool and its uplink. The device has 5 s to answer. Users see
+    the sources that they own or may read."""
     user, book = only_of(caller), scheduler.observations.book
     if user is not None and not any(node == node_id for node, _ in book.visible(user)):
         raise NotFound(f"no node {node_id!r} has sources that you may see")
@@ -177,8 +181,9 @@ async def list_sources(scheduler: Service, caller: CallerOf, node_id: NodeId) ->
     summary="Add a source to a node",
     dependencies=OPERATORS,
 )
-async def add_source(request: Request, scheduler: Service, node_id: NodeId) -> None:
-    """If the settings of the node allow it (`remote_sources`)."""
+async def add_source(request: Request, scheduler: Service, node_id: NodePath) -> None:
+    """For operators. The body has the fields of a `[[source]]` table. The device refuses it with 403 unless its setting
+    `remote_sources` allows changes."""
     body = await read_body(request.receive, most_bytes=_MOST_BYTES)
     await scheduler.remote_sources.change(node_id, "POST", "", body or b"{}")
 
@@ -190,7 +195,8 @@ async def add_source(request: Request, scheduler: Service, node_id: NodeId) -> N
     summary="Remove a source of a node",
     dependencies=OPERATORS,
 )
-async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+async def remove_source(scheduler: Service, node_id: NodePath, name: SourcePath) -> None:
+    """For operators. Its observations stay."""
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}")
 
 
@@ -201,8 +207,8 @@ async def remove_source(scheduler: Service, node_id: NodeId, name: SourceName) -
     summary="Pause a source of a node",
     dependencies=OWNERS,
 )
-async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
-    """It takes no pictures until it is resumed."""
+async def pause_source(scheduler: Service, node_id: NodePath, name: SourcePath) -> None:
+    """For operators and the owner. The source takes no pictures until it is resumed."""
     await scheduler.remote_sources.change(node_id, "POST", f"/{name}/pause")
 
 
@@ -213,5 +219,6 @@ async def pause_source(scheduler: Service, node_id: NodeId, name: SourceName) ->
     summary="Let a paused source continue",
     dependencies=OWNERS,
 )
-async def resume_source(scheduler: Service, node_id: NodeId, name: SourceName) -> None:
+async def resume_source(scheduler: Service, node_id: NodePath, name: SourcePath) -> None:
+    """For operators and the owner."""
     await scheduler.remote_sources.change(node_id, "DELETE", f"/{name}/pause")

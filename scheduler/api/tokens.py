@@ -25,13 +25,13 @@ tokens = APIRouter(tags=["tokens"], dependencies=[*CHECKS, *ADMINS], route_class
 
 T = TypeVar("T")
 Lifetime = Annotated[PositiveFloat, Field(le=LONGEST_S)]
-Name = Annotated[NodeId, Path()]
+Name = Annotated[NodeId, Path(description="Name of the token. To revoke, its id is accepted too.")]
 
 
 class NewToken(TokenRights):
     """Rights of a token to create; names are the same as in the file of tokens."""
 
-    expires_s: Lifetime | None = Field(None, description="Valid for so long; null: until it is revoked.")
+    expires_s: Lifetime | None = Field(None, description="Validity in seconds; null: until it is revoked.")
 
 
 class Rotation(BaseModel):
@@ -40,36 +40,37 @@ class Rotation(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     grace_s: Annotated[NonNegativeFloat, Field(le=LONGEST_S)] = Field(
-        86400.0, description="How long the old one stays valid."
+        86400.0, description="Seconds for which the old token stays valid."
     )
-    expires_s: Lifetime | None = Field(None, description="Valid for so long; null: as long as the old one was.")
+    expires_s: Lifetime | None = Field(None, description="Validity in seconds; null: as long as the old token had.")
 
 
 class TokenNow(TokenRights):
     """A token without its secret."""
 
     id: str = Field(description="The beginning of its hash: tells tokens of one name apart.")
-    created: datetime | None
-    expires: datetime | None
+    created: datetime | None = Field(description="Time at which it was made.")
+    expires: datetime | None = Field(description="Time until which it is valid; null: until it is revoked.")
     used: tuple[str, ...] = Field(description="Names under which workers have come with an invitation.")
-    inviter: str | None = Field(description="Who has made an invitation.")
+    inviter: str | None = Field(description="Name of the token that made the invitation; null for other tokens.")
 
 
 class Tokens(BaseModel):
     """All tokens of the file."""
 
-    tokens: list[TokenNow]
+    tokens: list[TokenNow] = Field(description="Tokens, in the order of the file.")
 
 
 class Secret(BaseModel):
     """A token that was made; it is shown only once."""
 
-    token: str
-    expires: datetime | None
+    token: str = Field(description="The token itself; the scheduler keeps only its hash.")
+    expires: datetime | None = Field(description="Time until which it is valid; null: until it is revoked.")
 
 
-@tokens.get("/v1/tokens", response_model=Tokens, summary="Who has tokens")
+@tokens.get("/v1/tokens", response_model=Tokens, summary="The tokens")
 async def list_tokens(request: Request) -> Tokens:
+    """Tokens without their secrets, in the order of the file."""
     _, path = _authenticator(request)
     entries = await _safely(lambda: read_book(path))
     return Tokens(tokens=[TokenNow(id=entry.id, **entry.model_dump(exclude={"sha256"})) for entry in entries])
@@ -83,7 +84,7 @@ async def list_tokens(request: Request) -> Tokens:
     summary="Make a token",
 )
 async def make(request: Request, wanted: NewToken) -> Secret:
-    """Services know it within seconds, this one at once."""
+    """The token is returned only here. This service accepts it at once, the others within seconds."""
     token, now = new_token(), _now()
     expires = None if wanted.expires_s is None else now + timedelta(seconds=wanted.expires_s)
     rights = wanted.model_dump(exclude={"expires_s"})
@@ -97,9 +98,10 @@ async def make(request: Request, wanted: NewToken) -> Secret:
     status_code=201,
     response_model=Secret,
     responses={**MISSING, 409: {"description": "It is an invitation, or the file of tokens cannot be changed."}},
-    summary="Make a further token of the same rights, and let the old one expire soon",
+    summary="Exchange a token for another with the same rights",
 )
 async def rotate(request: Request, name: Name, how: Rotation) -> Secret:
+    """The old token stays valid for `grace_s` seconds. The new token is returned only here."""
     token = new_token()
     changed = await change_tokens(
         request,
@@ -119,9 +121,10 @@ async def rotate(request: Request, name: Name, how: Rotation) -> Secret:
     "/v1/tokens/{name}",
     status_code=204,
     responses={**MISSING, 409: {"description": "The file of tokens cannot be changed."}},
-    summary="Revoke all tokens of a name, or the one of an id",
+    summary="Revoke tokens by name or id",
 )
 async def revoke(request: Request, name: Name) -> None:
+    """Revokes all tokens of a name, or the token with this id. Services refuse them within seconds."""
     await change_tokens(request, lambda entries: revoked(entries, name))
 
 

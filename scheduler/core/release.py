@@ -67,7 +67,7 @@ class Release(Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> str:
-        """NAME@NUMBER."""
+        """Name and number of the release: NAME@NUMBER."""
         return f"{self.name}@{self.number}"
 
     @property

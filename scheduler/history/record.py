@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from pydantic import ConfigDict
+
 from scheduler.core.device import Device
 from scheduler.core.fleet import Change, Ledger
 from scheduler.core.job import Answer
@@ -74,15 +76,20 @@ _What = tuple[str, str | None, str | None]
 class FleetEvent:
     """Something that happened to a node or to tasks."""
 
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
     id: int
     """Rises; also over restarts of the scheduler, as long as the clock does."""
     at: float
     """Seconds since 1970."""
     kind: str
-    """joined | suspect | dead | recovered | drained | resumed | removed | reassigned | rerouted | fallback | limited |
-    escalated | began | ended"""
+    """Kind of event. About a node: joined, suspect, recovered, dead, drained, resumed or removed. About a job: began,
+    ended, or escalated (its unsure images go up one by one). About tasks: reassigned (they went to another device),
+    rerouted (to another upstream node), fallback (their first answers are final), or limited (a node refused them)."""
     node: str | None = None
+    """Node that it happened to; null without one."""
     job: str | None = None
+    """Job that it happened to; null without one."""
     owner: str | None = None
     """Owner of the job."""
     site: str | None = None

@@ -78,7 +78,7 @@ def digest_of(token: bytes) -> bytes:
 class TokenRights(BaseModel):
     """Owner and rights of a token."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: NodeId
     """Name of its owner. Several tokens may have one name while they are exchanged; limits count per name."""

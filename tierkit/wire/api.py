@@ -56,7 +56,9 @@ class Sent(_Value):
     form: str
     """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""
     upload_bytes: int
+    """Bytes of the request to the upstream node."""
     encode_ms: float = 0.0
+    """Milliseconds that the encoder's head took for these images."""
     encoded_by: str | None = None
     """The node that encoded; None for pixels."""
     relay_bytes: int = 0
@@ -67,9 +69,13 @@ class CoarseAnswer(_Value):
     """The superclass of one picture, from the end device."""
 
     index: int
+    """Index of the superclass, from 0."""
     label: str
+    """Name of the superclass."""
     confidence: float
+    """Probability of the superclass, 0 to 1."""
     node: str
+    """Id of the end device that answered."""
     model: str = ""
     """Name of the network that answered."""
     sha256: str = ""
@@ -82,14 +88,21 @@ class FineAnswer(_Value):
     """The class of one picture, from an edge or cloud node, and the superclass its probabilities add up to."""
 
     index: int
+    """Index of the class, from 0."""
     label: str
+    """Name of the class."""
     confidence: float
+    """Probability of the class, 0 to 1."""
     coarse_index: int
+    """Index of the superclass, from 0."""
     coarse_label: str
+    """Name of the superclass."""
     coarse_confidence: float | None = None
     """Confidence in that superclass; None in results of an older Terrace."""
     node: str
+    """Id of the node that answered."""
     tier: Tier
+    """Tier of that node: `edge` or `cloud`."""
     model: str = ""
     """Name of the network that answered."""
     sha256: str = ""
@@ -108,7 +121,9 @@ class PictureAnswers(_Value):
     site: str | None = None
     """Site of the device that gave the coarse answer; None: no site."""
     coarse: CoarseAnswer | None = None
+    """Answer of the end device; None before it comes."""
     fine: FineAnswer | None = None
+    """Answer of an upstream node; None before it comes, or if none was asked."""
     answered_by: Tier | None = None
     """The tier of the final answer; None while that is open, and if there is none."""
     fallback: str | None = None
@@ -143,7 +158,9 @@ class ImageResult(PictureAnswers):
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
+    """Class from the labels of the submission; None without a label."""
     true_coarse: str | None = None
+    """Superclass of `true_fine`; None without a label."""
     request_id: str | None = None
     """Names this image in the logs of all services."""
     trace_id: str | None = None
@@ -154,8 +171,11 @@ class NodeShare(_Value):
     """Number of a job's images that one node answered."""
 
     tier: Tier
+    """Tier of the node."""
     coarse_images: int = 0
+    """Images with a coarse answer from this node."""
     fine_images: int = 0
+    """Images with a fine answer from this node."""
 
 
 class SentShare(_Value):
@@ -181,6 +201,7 @@ class DamagedImage(_Value):
     name: str | None = None
     """File name, where there is one."""
     reason: str
+    """Fault of the file, in words."""
 
 
 class Job(_Value):
@@ -189,7 +210,9 @@ class Job(_Value):
     """
 
     id: str
+    """Id of the job: 20 hex digits, in the order of submission."""
     name: str | None = None
+    """Name for people, given at the submission; None without one."""
     owner: str | None = None
     """Name of the token that submitted it; None if none was asked for."""
     site: str | None = None
@@ -197,14 +220,21 @@ class Job(_Value):
     release: str | None = None
     """NAME@NUMBER of the release whose networks answer it; None in jobs of an older Terrace."""
     state: JobState
+    """State of the job; `completed`, `failed` and `cancelled` are final."""
     reason: str = ""
     """Reason why it waits, failed or misses answers; "" when all is well."""
     scheme: Scheme
+    """Tiers that serve its tasks."""
     privacy: Privacy | None = None
+    """Form in which its images may leave the end devices."""
     images: int
+    """Images of the job."""
     tasks: int
+    """Tasks into which the images are divided."""
     answered_coarse: int = 0
+    """Images with a coarse answer so far."""
     answered_fine: int = 0
+    """Images with a fine answer so far."""
     fallback: int = 0
     """Images whose coarse (or lower tier's) answer is final because no node above answered."""
     failed_images: int = 0
@@ -227,28 +257,40 @@ class Job(_Value):
     quarantined_images: int = 0
     """Images of tasks that no node gets any more, since three different ones died with them."""
     created_at: datetime | None = None
+    """Time of the submission."""
     started_at: datetime | None = None
+    """Time at which its first task was sent; None before."""
     finished_at: datetime | None = None
+    """Time at which it reached its final state; None before."""
     elapsed_s: float | None = None
     """From the dispatch of the first task until now or the end."""
     images_per_s: float | None = None
     """Images answered (coarse or better) per second of elapsed_s."""
     coarse_accuracy: float | None = None
+    """Accuracy of the coarse answers, 0 to 1."""
     fine_accuracy: float | None = None
+    """Accuracy of the fine answers, 0 to 1."""
     coarse_from_fine_accuracy: float | None = None
+    """Accuracy of the superclasses that fine answers belong to, 0 to 1."""
     final_coarse_accuracy: float | None = None
     """Accuracy of the superclasses of the final answers."""
     coarse_p50_ms: float | None = None
+    """Median latency of coarse answers, in milliseconds."""
     coarse_p99_ms: float | None = None
+    """99th percentile of the latency of coarse answers, in milliseconds."""
     fine_p50_ms: float | None = None
+    """Median latency of fine answers, in milliseconds."""
     fine_p99_ms: float | None = None
+    """99th percentile of the latency of fine answers, in milliseconds."""
     sent: Mapping[str, SentShare] = Field(default_factory=dict)
     """Data sent to upstream nodes for the answers that arrived, by its form: pixels, conv1 or bottleneck. Failed
     attempts are not counted."""
     by_node: Mapping[str, NodeShare] = Field(default_factory=dict)
+    """Answered images by node."""
     mapping: Mapping[str, str] = Field(default_factory=dict)
     """Upstream node by end device, as last used."""
     resized_images: int = 0
+    """Images that were resized because they do not have the networks' input size."""
     left_out: Mapping[str, int] = Field(default_factory=dict)
     """Files in archives of the upload that are not pictures, by reason; only in the answer to the submission."""
     flat: bool = False
@@ -257,6 +299,7 @@ class Job(_Value):
     trace_id: str | None = None
     """Id of the trace that it belongs to; None in jobs of an older Terrace."""
     policy: Mapping[str, Any] = Field(default_factory=dict)
+    """Policy fields of the job, with the values in force."""
 
     @property
     def done(self) -> bool:
@@ -268,21 +311,28 @@ class JobPage(_Value):
     """One page of the list of jobs, newest first."""
 
     jobs: tuple[Job, ...]
+    """Jobs of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""
 
 
 class Attempt(_Value):
     """One attempt of a task of a job on an end device."""
 
     task: int
+    """Number of the task in its job, from 0."""
     attempt: int
     """Number of the attempt, from 1, in the order in which the attempts of this task began."""
     first_image: int
+    """Index of the task's first image in the upload."""
     images: int
+    """Images of the attempt."""
     node: str
+    """End device that was asked."""
     incarnation: str
+    """Incarnation of that device: its id changes at each start of the process."""
     tier: Tier
+    """Tier of that device."""
     upstream: str | None = None
     """The upstream node that the device was to ask first."""
     stage: str = "all"
@@ -292,8 +342,11 @@ class Attempt(_Value):
     outcome: str
     """running | ok | refused | unreachable | lost | error | fallback | rerouted | cancelled | late (jobs.md)"""
     reason: str = ""
+    """Cause of the outcome; "" for `ok`."""
     started_at: datetime
+    """Time at which the task was sent."""
     ended_at: datetime | None = None
+    """Time of its end; None while it runs."""
     ms: float | None = None
     """Milliseconds from its start to its end."""
 
@@ -302,53 +355,70 @@ class AttemptPage(_Value):
     """One page of the attempts of a job, by task."""
 
     attempts: tuple[Attempt, ...]
+    """Attempts of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""
 
 
 class Decision(_Value):
     """Node chosen for a task, and the reason."""
 
     task: int
+    """Number of the task in its job, from 0."""
     attempt: int
+    """Number of the attempt, from 1 for each task."""
     node: str
+    """End device that was chosen."""
     upstream: str | None = None
     """The upstream node that the device was to ask first."""
     why: str
+    """Reason for this device and upstream node."""
     outcome: str
     """Outcome of the attempt; for the values, see `Attempt`."""
     started_at: datetime
+    """Time at which the task was sent."""
 
 
 class Explanation(_Value):
     """One page of the decisions of a job, by task and attempt."""
 
     job: str
+    """Id of the job."""
     scheme: Scheme
+    """Tiers that serve its tasks."""
     state: JobState
+    """State of the job."""
     now: str
     """Reason why nothing of it is sent at the moment; "" while tasks go, and at the end."""
     decisions: tuple[Decision, ...]
+    """Decisions of this page."""
     next_cursor: str | None = None
-    """For the next page; None on the last one."""
+    """Value of `cursor` for the next page; None on the last one."""
 
 
 class Device(_Value):
     """One node of the device list."""
 
     node_id: str
+    """Id of the node."""
     tier: Tier
+    """Tier of the node."""
     url: str
+    """URL at which the scheduler and other nodes reach it."""
     site: str | None = None
     """The place to which it belongs; None: no site."""
     health: Health
+    """Verdict of the failure detector; only `alive` nodes get new tasks."""
     reason: str = ""
     """Reason why the failure detector thinks so."""
     trusted: bool | None = None
     """True if it may see pixels, by the scheduler's own list."""
     incarnation: str = ""
+    """Id of the node's process, new at each start."""
     version: str | None = None
+    """Version of Terrace that it runs."""
     models: tuple[Mapping[str, Any], ...] = ()
+    """Networks that it serves, each with `name`, `sha256`, `ms_per_image`, `classes` and `reading`."""
     network: str = ""
     """The model that tasks ask it for."""
     accuracy: float | None = None
@@ -356,9 +426,13 @@ class Device(_Value):
     outstanding: int = 0
     """Tasks that the scheduler has given it."""
     in_flight: int = 0
+    """Requests that it is answering."""
     queued_images: int = 0
+    """Images that wait there for their batch."""
     running_images: int = 0
+    """Images of the batch that it is computing."""
     images_done: int = 0
+    """Images that it has answered since its start."""
     silent_s: float | None = None
     """Seconds since its last sign of life."""
     reached: bool | None = None
@@ -368,7 +442,7 @@ class Device(_Value):
     joined_s: float | None = None
     """Seconds since it registered."""
     images_per_minute: int | None = None
-    """Its power budget; None: no limit."""
+    """Power budget in images per minute; None: no limit."""
     allowed_upstreams: tuple[str, ...] = ()
     """URLs below which a node must lie for this one to send images or features there; empty: anywhere."""
     sources: bool = False
@@ -378,18 +452,21 @@ class Device(_Value):
 
 
 class DeviceList(_Value):
-    """All nodes that the scheduler knows."""
+    """Nodes that the scheduler knows."""
 
     devices: tuple[Device, ...]
+    """Nodes of the device list."""
 
 
 class SiteNow(_Value):
     """A site of the fleet as it is now."""
 
     site: str
+    """Name of the site."""
     share: Share
     """The rule on pictures that leave it."""
     health: SiteHealth
+    """Health of the site, from the health of its nodes."""
     reason: str
     """The nodes that are not well, or why nothing is wrong."""
     nodes: Mapping[Tier, int]
@@ -406,7 +483,7 @@ class SiteNow(_Value):
     """The cloud's actual share of its images in the scheme mapping since that share last changed; None before the
     first."""
     cloud_nodes: float = 0.0
-    """Its share of the cloud nodes that belong to no site, in nodes: in proportion to the end devices for which the
+    """Share of the cloud nodes that belong to no site, in nodes: in proportion to the end devices for which the
     edge nodes of the sites have no place."""
 
 
@@ -414,12 +491,14 @@ class SiteList(_Value):
     """The sites of the fleet, in order."""
 
     sites: tuple[SiteNow, ...]
+    """Sites that the caller may see."""
 
 
 class SiteChange(_Value):
     """Nodes of a site with which something was done."""
 
     nodes: tuple[str, ...]
+    """Ids of the nodes that have changed."""
 
 
 class _Results(_Value):

@@ -39,6 +39,7 @@ __all__ = [
     "NETWORK_HEADER",
     "NODE_HEADER",
     "NODE_ID_PATTERN",
+    "PLAIN",
     "PRIORITY_HEADER",
     "RELEASES_HEADER",
     "REQUEST_ID_HEADER",
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceRoute",
     "EncoderOffer",
     "Encoding",
+    "Flag",
     "Heartbeat",
     "Lease",
     "ModelOffer",
@@ -201,11 +203,21 @@ EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
 
 
+def _plain(value: object) -> object:
+    """Refuse a text and a truth value, which pydantic takes for numbers."""
+    if isinstance(value, bool | str):
+        raise ValueError("write a number")
+    return value
+
+
+PLAIN = BeforeValidator(_plain)
+"""For whole numbers; it comes after their bounds. A strict type would refuse 1.0, which JSON Schema takes for one."""
+Flag = Annotated[bool, Field(strict=True)]
 # Bounds on all numbers, as in `tierkit.wire.events`: what others work out from them must be numbers as well.
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Total = Annotated[int, Field(ge=0, le=2**53)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1), PLAIN]
+Total = Annotated[int, Field(ge=0, le=2**53), PLAIN]
 """Count since the start of a process. JSON of other languages holds no larger whole number."""
-Period = Annotated[float, Field(gt=0, le=1e9)]
+Period = Annotated[float, Field(strict=True, gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
 MAX_ALLOWED_UPSTREAMS = 64
 """Entries of a node's own list of where it may send images."""
@@ -216,15 +228,17 @@ NodeUrl = Annotated[
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelOffer(_Message):
     """A model that a node holds, and how fast it ran there when the node started."""
 
     name: ModelName
+    """Name of the network, or of an encoder's tail."""
     sha256: Sha256
-    ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
+    """sha256 of its file."""
+    ms_per_image: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)]
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds. Of one
     copy of the network, where several compute side by side."""
     classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -237,8 +251,11 @@ class EncoderOffer(_Message):
     """An encoder of which a node holds the head: it can send features to nodes with that tail."""
 
     name: EncoderName
+    """Name of the encoder: NETWORK.KIND."""
     head: Sha256
+    """sha256 of the encoder's head."""
     tail: Sha256
+    """sha256 of the matching tail."""
 
 
 def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
@@ -252,20 +269,24 @@ def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
 class ReleaseTrouble(_Message):
     """Release that a node cannot hold, with the reason."""
 
-    release: Annotated[int, Field(ge=1, le=10**9)]
+    release: Annotated[int, Field(ge=1, le=10**9), PLAIN]
+    """Number of the release."""
     kind: Literal["room", "unusable", "unreachable"]
     """room: its disk or memory is full. unusable: a network cannot be loaded, differs from its digest, or gives NaN.
     unreachable: a file cannot be fetched now."""
     detail: Annotated[str, Field(max_length=500)]
+    """Explanation in words."""
 
 
 class Registration(_Message):
     """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
 
     node_id: NodeId
+    """Id of the node: 1 to 63 lower-case letters, digits, dots, dashes and underscores."""
     incarnation: Incarnation
-    """Fresh at each start of the process; work given to an older incarnation is void."""
+    """Id of the process, new at each start; work given to an older incarnation is void."""
     tier: Tier
+    """Tier of the node."""
     url: NodeUrl
     """URL at which the scheduler and other nodes reach this node."""
     site: SiteName | None = None
@@ -273,14 +294,14 @@ class Registration(_Message):
     site, or the one of its token."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
     """The networks of its first release come first. There may be several versions of one."""
-    follows: bool = False
+    follows: Flag = False
     """True if it gets its networks from the scheduler: it loads the networks of the releases in `RELEASES_HEADER`,
     and registers again with them under the same incarnation."""
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
     """Encoders that it can run for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
-    images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    images_per_minute: Annotated[int, Field(ge=1, le=10**9), PLAIN] | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
     allowed_upstreams: Annotated[tuple[NodeUrl, ...], Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
     """URLs below which a node must lie for this one to send images or features there. Empty: anywhere."""
@@ -303,13 +324,16 @@ class Lease(_Message):
     """The right to receive tasks, renewed by each heartbeat."""
 
     lease_s: Period
+    """Seconds without a heartbeat after which the node counts as dead."""
     heartbeat_s: Period
+    """Seconds between two heartbeats."""
 
 
 class Heartbeat(_Message):
     """POST /v1/devices/{node_id}/heartbeat. 404 or 409 means: register again."""
 
     incarnation: Incarnation
+    """Incarnation of the node's process."""
     in_flight: Count
     """Requests being answered."""
     queued_images: Count
@@ -318,10 +342,10 @@ class Heartbeat(_Message):
     """Images of the batch that is being computed."""
     images_done: Total
     """Images computed since the node started; a count that does not rise under load shows a node without progress."""
-    draining: bool = False
-    """It takes no tasks now: it shuts down, an operator has unloaded a model of it, or what computes its models is
+    draining: Flag = False
+    """True if it takes no tasks now: it shuts down, an operator has unloaded a model of it, or its model process is
     away."""
-    replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
+    replicas: Annotated[int, Field(ge=1, le=10**6), PLAIN] = 1
     """Copies of its models that compute side by side now. The speeds in its registration are for one copy."""
     troubles: Annotated[tuple[ReleaseTrouble, ...], Field(max_length=8)] = ()
     """Releases in `RELEASES_HEADER` that it cannot hold. It tries again, more and more rarely."""
@@ -331,35 +355,46 @@ class Encoding(_Message):
     """Send features of this encoder, and in no case pixels."""
 
     name: EncoderName
+    """Name of the encoder: NETWORK.KIND."""
     head: Sha256
+    """sha256 of the encoder's head."""
     tail: Sha256
     """Digests of both parts: features of one version never meet the tail of another."""
     form: FeatureForm = FeatureForm.UINT8
+    """Number format of the features."""
     noise_key: NoiseKey = ""
-    """The same key adds the same noise to an image. Empty: the node chooses a key."""
+    """Key of the noise that is added to images: the same key adds the same noise. Empty: the node chooses a key."""
 
 
 class Relay(_Message):
     """A trusted node that takes the pixels, encodes them and passes the features on."""
 
     node_id: NodeId
+    """Id of the node."""
     url: NodeUrl
+    """URL of the node."""
     key: NodeKey = ""
+    """Token that this node accepts."""
 
 
 class Upstream(_Message):
     """One upstream node that an end node may ask for the fine answer."""
 
     node_id: NodeId
+    """Id of the upstream node."""
     url: NodeUrl
+    """URL of the upstream node."""
     tier: UpperTier
+    """Tier of the node: `edge` or `cloud`."""
     model: ModelName
+    """Network that the node is asked for."""
     sha256: Sha256 | None = None
     """sha256 of that model; another version of it must not answer. None: any may. The scheduler always sets it."""
     reading: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """`ModelOffer.reading` of that version. "": the node's choice, if it has two that differ in nothing else."""
     encoding: Encoding | None
-    """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
+    """Encoder whose features the node gets; None: it may see pixels. The field has no default, so that it is never
+    left out by mistake."""
     relay: Relay | None = None
     """The node that encodes in the end node's place; only with `encoding`."""
     key: NodeKey = ""
@@ -376,6 +411,7 @@ class Stage(_Message):
     """A tier that is asked about the images that are unsure below it."""
 
     tier: UpperTier
+    """Tier that is asked: `edge` or `cloud`."""
     below: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
     spare: bool = True

@@ -55,10 +55,13 @@ class LocalAnswer(_Message, frozen=True, kw_only=True):
     """The answer of the device's own network: a superclass."""
 
     model: ModelName
+    """Name of the network."""
     sha256: Digest
+    """sha256 of the network."""
     label: Count
     """Number of the superclass."""
     confidence: Confidence
+    """Probability of the superclass, 0 to 1."""
     ms: Age = 0.0
     """Milliseconds that the network took, with the wait for its turn; 0 from a node of an older Terrace."""
 
@@ -67,13 +70,21 @@ class FinerAnswer(_Message, frozen=True, kw_only=True):
     """The answer of an upstream node: a class, and the superclass that its probabilities add up to."""
 
     node_id: Named
+    """Id of the node that answered."""
     tier: Tier
+    """Tier of that node."""
     model: ModelName
+    """Name of the network."""
     sha256: Digest
+    """sha256 of the network."""
     label: Count
+    """Number of the class."""
     confidence: Confidence
+    """Probability of the class, 0 to 1."""
     coarse_label: Count
+    """Number of the superclass."""
     coarse_confidence: Confidence
+    """Probability of the superclass, 0 to 1."""
     sent: Sent | None = None
     """The form in which the picture went there, and what that cost."""
 
@@ -84,9 +95,9 @@ class Observation(_Message, frozen=True, kw_only=True):
     source: SourceName
     """Unique on its node."""
     sequence: SequenceNumber
-    """Rises by one with each picture of the source. A number that is missing was lost, and a `Gap` says so."""
+    """Sequence number; it rises by one with each picture of the source. A missing one is in a `Gap`."""
     revision: Count = 0
-    """Rises each time the observation is amended; a reader keeps the highest one."""
+    """Number of amendments so far; a reader keeps the observation with the highest one."""
     age_s: Age
     """Elapsed time between the picture and the moment at which this message was written."""
     taken_at: Timestamp | None = None
@@ -94,11 +105,12 @@ class Observation(_Message, frozen=True, kw_only=True):
     name: Text = ""
     """Name of the file, relative to the folder that it was taken from."""
     local: LocalAnswer | None = None
-    """None: the picture cannot be read."""
+    """Answer of the device itself; None: the picture cannot be read."""
     release: Count = 0
     """Number of the release that gave the local answer; 0: none, on a node with its own networks or for the answer of a
     personal head."""
     finer: FinerAnswer | None = None
+    """Answer of an upstream node; None without one."""
     unsure: bool = False
     """True if the local answer is below the threshold of the route."""
     waits: bool = False
@@ -113,14 +125,18 @@ class Gap(_Message, frozen=True, kw_only=True):
     """Observations that a device lost because its spool was full: their numbers never come."""
 
     source: SourceName
+    """Name of the source."""
     first: SequenceNumber
+    """First sequence number that was lost."""
     last: SequenceNumber
+    """Last sequence number that was lost."""
 
 
 class ReportedSource(_Message, frozen=True, kw_only=True):
     """The state of a source on its device."""
 
     name: SourceName
+    """Name of the source."""
     state: Annotated[str, Meta(max_length=16)]
     """starting, running, paused, finished, or waiting after a failure."""
     reason: Text = ""
@@ -131,14 +147,17 @@ class KeptReport(_Message, frozen=True, kw_only=True):
     """The pictures that a device keeps to learn from, by its own word."""
 
     pictures: Count = 0
+    """Number of kept pictures."""
     differs: Count = 0
     """Pictures with different superclasses in the local answer and the one from above."""
     unsure: Count = 0
     """Pictures with the same superclass, of which the local answer was unsure."""
     sure: Count = 0
+    """Pictures with the same superclass, of which the local answer was sure."""
     labelled: Count = 0
     """Pictures with a label of a person."""
     bytes: Bytes = 0
+    """Size of the kept pictures, in bytes."""
     size_bytes: Bytes = 0
     """Limit on `bytes`."""
     reason: Text = ""
@@ -153,7 +172,7 @@ class DeviceStatus(_Message, frozen=True, kw_only=True):
     """The state of a device with sources when it wrote a batch."""
 
     sources: Annotated[tuple[ReportedSource, ...], Meta(max_length=256)] = ()
-    """All that it has."""
+    """Sources of the device, with their states."""
     waiting_answers: Count = 0
     """Answers in its spool that neither the scheduler has nor this batch holds."""
     waiting_pictures: Count = 0
@@ -172,7 +191,7 @@ class DeviceStatus(_Message, frozen=True, kw_only=True):
     bytes_per_day: Count | None = None
     """The budget for that; None without one."""
     kept: KeptReport | None = None
-    """None if the device keeps no pictures to learn from."""
+    """Pictures kept to learn from; None if the device keeps none."""
 
 
 class ObservationBatch(_Message, frozen=True, kw_only=True):
@@ -180,13 +199,17 @@ class ObservationBatch(_Message, frozen=True, kw_only=True):
     none if only the state of a source has changed. It may be sent again. Answered by a `Receipt`."""
 
     node_id: Named
+    """Id of the node that sends the batch."""
     incarnation: Annotated[str, Meta(min_length=8, max_length=64)]
+    """Incarnation of the node's process."""
     spool: SpoolId
     """Names the spool that numbered them."""
     observations: Annotated[tuple[Observation, ...], Meta(max_length=MAX_BATCH)] = ()
+    """New and amended observations."""
     gaps: Annotated[tuple[Gap, ...], Meta(max_length=MAX_BATCH)] = ()
+    """Observations that the device has lost."""
     device: DeviceStatus | None = None
-    """None in batches of an older Terrace."""
+    """State of the device; None in batches of an older Terrace."""
 
 
 class Behind(_Message, frozen=True, kw_only=True):

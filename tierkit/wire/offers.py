@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tierkit.wire.messages import Flag
 from tierkit.wire.runs import RUN_ID_PATTERN, Label, Message, Value
 
 __all__ = [
@@ -29,8 +30,11 @@ class OfferedRange(Message):
     """Range of a number that a person may choose."""
 
     lowest: Positive
+    """Lowest value that the host takes."""
     highest: Positive
+    """Highest value that the host takes."""
     default: Positive
+    """Value that the dashboard proposes."""
 
     @model_validator(mode="after")
     def _in_order(self) -> OfferedRange:
@@ -43,9 +47,11 @@ class OfferedNetwork(Message):
     """A network that a host would train, and the limits of its hyperparameters."""
 
     name: Label
+    """Name of the network."""
     rate: OfferedRange
     """Learning rate at its highest."""
     epochs: OfferedRange
+    """Passes over the training images."""
     batch: OfferedRange
     """Images per step of a worker."""
 
@@ -54,10 +60,15 @@ class StartWish(Message):
     """POST /v1/offers/{id}/runs: what to train. Answered by a `OfferedStart`."""
 
     network: Label
+    """Name of the network."""
     strategy: Label
+    """Name of the training strategy."""
     rate: Positive
+    """Learning rate at its highest."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Passes over the training images."""
     batch: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Images per step of a worker."""
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
     """Number of ready workers before which no work is handed out; null for no waiting."""
 
@@ -66,7 +77,7 @@ class OfferedStart(StartWish):
     """A run that a person wants from a host."""
 
     id: Id
-    """Chosen by the scheduler. The run gets another one."""
+    """Id of the start, chosen by the scheduler. The run gets another id."""
 
 
 class StartedRun(Message):
@@ -76,7 +87,7 @@ class StartedRun(Message):
     """`OfferedStart.id`."""
     run: Id | None = None
     """Null until the host has its images."""
-    over: Annotated[bool, Field(strict=True)] = False
+    over: Flag = False
     """True if the host is free again."""
     error: Annotated[str, Field(max_length=2000)] | None = None
     """Reason why there is no run, or why it ended."""
@@ -94,11 +105,13 @@ class HostOffer(Message):
     host: Label
     """Name of the machine."""
     networks: Annotated[tuple[OfferedNetwork, ...], Field(min_length=1, max_length=20), AfterValidator(_different)]
+    """Networks that the host can train, each once."""
     strategies: Annotated[tuple[Label, ...], Field(min_length=1, max_length=20)]
     """The first one is the default."""
     workers: Annotated[int, Field(ge=1, le=1_000_000)]
     """Expected in each run."""
     latest: StartedRun | None = None
+    """Start that the host has taken last; null before the first."""
 
     def fault_of(self, wish: StartWish) -> tuple[str, str] | None:
         """The field of a wish that this host does not offer, and a sentence; None for a wish within the limits."""
@@ -123,20 +136,26 @@ class OfferOrders(Value):
     """The run to start now; null for none. Repeated until the host reports it in its `latest` field."""
 
     start: OfferedStart | None = None
+    """Run that a person wants; null for none."""
 
 
 class Offer(Value):
     """A host that waits, or runs what was started on it."""
 
     id: str
+    """Id of the offer, 32 hex digits."""
     owner: str | None = None
     """Name of the token of its host; None if none was asked for."""
     host: str
+    """Name of the machine."""
     networks: tuple[OfferedNetwork, ...]
+    """Networks that the host can train."""
     strategies: tuple[str, ...]
+    """Strategies that it offers; the first one is the default."""
     workers: int
+    """Workers that it expects in each run."""
     latest: StartedRun | None = None
-    """Kept until the next start."""
+    """Start that the host has taken last; kept until the next one."""
     waiting: tuple[OfferedStart, ...] = ()
     """Starts that the host has not taken yet, the next one first."""
 
@@ -145,3 +164,4 @@ class OfferList(Value):
     """The offers that the caller may use."""
 
     offers: tuple[Offer, ...]
+    """Hosts that wait for a start, or run one."""

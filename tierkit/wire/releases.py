@@ -84,14 +84,19 @@ class ReleaseNetwork(_Value):
     """A network of a release."""
 
     name: str
+    """Name of the network."""
     tier: Tier
+    """Tier whose nodes serve it."""
     sha256: str
+    """sha256 of its file."""
     gpu: bool = False
     """True if only nodes with a GPU serve it by default."""
     target: str
-    """coarse | fine"""
+    """Labels that it answers with: `coarse` or `fine`."""
     size_bytes: int
+    """Size of its file, in bytes."""
     accuracy: float | None = None
+    """Accuracy on its test images, 0 to 1; None if unknown."""
     test_images: int = 0
     """Pictures on which it was measured; 0 if that is not known."""
     nodes: int = 0
@@ -102,23 +107,29 @@ class TroubleNow(_Value):
     """A node that cannot hold a release."""
 
     node_id: str
+    """Id of the node."""
     kind: str
     """`room` (its disk or memory is full), `unusable` (the network cannot be loaded, or gives NaN), `unreachable` (the
     file cannot be fetched now), or `differs` (its answers to the probe pictures are wrong)."""
     detail: str
+    """Explanation in words."""
 
 
 class ReleaseNow(_Value):
     """A release as it is now."""
 
     release: str
-    """NAME@NUMBER."""
+    """Name and number of the release: NAME@NUMBER."""
     name: str
+    """Name of the release, without its number."""
     number: int
+    """Number of the release, which identifies it."""
     state: ReleaseState
+    """Role of the release in the fleet now."""
     digest: str
     """sha256 of its content: manifest and thresholds."""
     created_at: datetime
+    """Time at which it was made."""
     created_by: str = ""
     """Name of the token; "" without tokens, or where the scheduler made it from its own model set."""
     origin: str = ""
@@ -126,7 +137,9 @@ class ReleaseNow(_Value):
     classes: int
     """Number of the classes of the finest tier."""
     networks: tuple[ReleaseNetwork, ...]
+    """Networks of the release."""
     encoders: tuple[str, ...] = ()
+    """Names of its encoders."""
     thresholds: bool = False
     """True if it has tuned thresholds for escalation."""
     probes: int = 0
@@ -136,29 +149,36 @@ class ReleaseNow(_Value):
     jobs: int = 0
     """Unfinished jobs that belong to it."""
     troubles: tuple[TroubleNow, ...] = ()
+    """Nodes that cannot hold it."""
 
 
 class GuardNow(_Value):
     """A condition that rolls a release back, and the figures so far."""
 
     name: GuardName
+    """agreement: agreement with the tier above. p99: 99th percentile of milliseconds per image. errors: share of failed
+    attempts."""
     limit: float
     """For `agreement`, the least ratio of the new release's agreement to the old one's. For `p99`, the largest ratio of
     their 99th percentiles of milliseconds per image. For `errors`, the largest share of failed attempts."""
     old: float | None = None
     """Figure of the release in force in the same period: agreement from 0 to 1, milliseconds per image, or share."""
     new: float | None = None
+    """Figure of the new release in the same period."""
     value: float | None = None
     """Value that is compared with the limit."""
     low: float | None = None
+    """Lower end of the confidence interval of `value`."""
     high: float | None = None
     """Confidence interval of `value`."""
     samples: int = 0
     """Number of samples of the new release."""
     old_samples: int = 0
+    """Number of samples of the release in force."""
     needs: int = 0
     """Samples of each release without which the guard decides nothing."""
     verdict: Literal["open", "holds", "fails"] = "open"
+    """open: too few samples. holds: the limit is kept. fails: the release is rolled back."""
     detail: str = ""
     """The figures as a sentence."""
 
@@ -167,16 +187,19 @@ class Rollout(_Value):
     """A change from one release to another."""
 
     release: str
+    """NAME@NUMBER of the new release."""
     previous: str
     """The release to which a roll-back returns."""
     kind: Literal["canary", "promote", "rollback", "first"]
     """first: there was none in force before."""
     state: RolloutState
+    """State of the change; `done`, `rolled back` and `stopped` are final."""
     share: float
     """Share of the end devices, and of new jobs, that use the new release now."""
     canary: float
-    """The same during the trial."""
+    """Share of the end devices, and of new jobs, during the trial."""
     guards: tuple[GuardNow, ...] = ()
+    """Conditions of the trial, with the figures so far; empty without a trial."""
     for_s: float = 0.0
     """Length of the trial."""
     elapsed_s: float = 0.0
@@ -186,13 +209,17 @@ class Rollout(_Value):
     devices: tuple[str, ...] = ()
     """End devices that use the new release now, at most 100."""
     device_count: int = 0
+    """Number of the end devices that use the new release now."""
     wanted: int = 0
     """Nodes that are to hold the new release."""
     ready: int = 0
     """Nodes among these that hold it."""
     started_at: datetime
+    """Time at which the change began."""
     started_by: str = ""
+    """Name of the token that began it; "" without tokens."""
     ended_at: datetime | None = None
+    """Time of its end; None while it is under way."""
     reason: str = ""
     """Reason why it ended, with the figures; or what it waits for."""
 
@@ -207,6 +234,7 @@ class ReleaseList(_Value):
     rollout: Rollout | None = None
     """The change that is under way."""
     releases: tuple[ReleaseNow, ...]
+    """Releases, the newest first."""
     history: tuple[Rollout, ...] = ()
     """The latest changes that have ended, the newest first."""
 
@@ -219,6 +247,7 @@ class NewRelease(_Request):
     """POST /v1/releases: a release of networks whose files the scheduler has (`PUT /v1/networks/{sha256}`)."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    """Name of the release; the scheduler adds the number."""
     manifest: dict[str, Any] | None = None
     """Content of `manifest.json`. None: the model set of the scheduler's own folder."""
     tuning: dict[str, Any] | None = None
@@ -233,14 +262,19 @@ class StartRequest(_Request):
     guards: Annotated[dict[GuardName, Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] = Field(
         default_factory=lambda: DEFAULT_GUARDS
     )
+    """Limits of the trial by name: at least one of `agreement`, `p99` and `errors`. See `GuardNow`."""
     for_s: Annotated[float, Field(ge=1, le=30 * 24 * 3600)] = DEFAULT_FOR_S
+    """Length of the trial in seconds, at most 30 days. A trial with too little data is extended once."""
 
 
 class Pruned(_Value):
     """Releases and files that were removed, or would be."""
 
     releases: tuple[str, ...]
+    """NAME@NUMBER of the removed releases."""
     files: tuple[str, ...]
     """sha256 of networks that no release refers to any more."""
     bytes: int
+    """Size of the removed files, in bytes."""
     dry_run: bool
+    """True if nothing was removed."""

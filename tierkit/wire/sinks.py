@@ -50,24 +50,32 @@ class NewSink(_Wish):
     """A sink to add."""
 
     name: NodeId
+    """Name of the sink."""
     kind: Annotated[str, Field(max_length=63)]
     """webhook, or another kind that is installed on the scheduler's machine."""
     options: Mapping[str, Any] = {}
     """Options of its kind. Secrets are paths of files on the scheduler's machine."""
     filter: SinkFilter = SinkFilter()
+    """Events that it gets; by default all."""
 
 
 class SinkNow(_Value):
     """A sink as it is now."""
 
     name: str
+    """Name of the sink."""
     kind: str
+    """Kind of the sink."""
     options: Mapping[str, Any] = {}
+    """Options of its kind; secrets are paths of files."""
     filter: SinkFilter = SinkFilter()
+    """Events that it gets."""
     created_by: str | None = None
     """Name of the token that added it; None if no token was asked for."""
     created_at: datetime
+    """Time at which it was added."""
     state: Literal["ok", "failing", "paused"]
+    """ok: it takes events. failing: the last try failed. paused: events wait."""
     reason: str = ""
     """Reason why the last try failed, or why it is paused."""
     waiting: int = 0
@@ -79,7 +87,7 @@ class SinkNow(_Value):
     failed: int = 0
     """Tries that failed since the scheduler started."""
     dead: int = 0
-    """Dead letters."""
+    """Events that were given up, and are kept as dead letters."""
     dropped: int = 0
     """Events that were deleted before the receiver had them."""
     lost_letters: int = 0
@@ -90,23 +98,29 @@ class SinkList(_Value):
     """All sinks, by name, and the kinds that can be added."""
 
     sinks: tuple[SinkNow, ...]
+    """Sinks, by name."""
     kinds: tuple[str, ...] = ()
+    """Kinds of sinks that are installed on the scheduler's machine."""
 
 
 class SinkTested(_Value):
     """The receiver took a test event."""
 
     seconds: float
+    """Seconds until the receiver had the event."""
 
 
 class SentEvent(_Value):
     """An event, as every kind of sink sends it."""
 
     id: str
-    """The same each time the event is sent."""
+    """Id of the event, the same each time it is sent."""
     type: str
+    """Type of the event, such as job.completed."""
     timestamp: datetime
+    """Time of the event."""
     data: Mapping[str, Any]
+    """Content of the event; its fields depend on the type."""
 
 
 class DeadLetterNow(_Value):
@@ -115,18 +129,22 @@ class DeadLetterNow(_Value):
     number: int
     """The number of the event."""
     reason: str
+    """Cause of the last failure."""
     attempts: int
+    """Number of tries."""
     at: datetime
     """Time at which it was given up."""
     replaying: bool = False
-    """It is being delivered again."""
+    """True while it is delivered again."""
     event: SentEvent
+    """The event itself."""
 
 
 class DeadLetterPage(_Value):
     """Dead letters of a sink by number."""
 
     letters: tuple[DeadLetterNow, ...]
+    """Dead letters of this page."""
     next: int | None = None
     """Number after which the next page begins; None at the end."""
 
@@ -145,3 +163,4 @@ class Replayed(_Value):
     """Dead letters that are delivered again."""
 
     count: int
+    """Number of these dead letters."""

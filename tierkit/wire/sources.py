@@ -54,6 +54,7 @@ class SourceState(_Value):
     """A source on its device."""
 
     name: str
+    """Name of the source."""
     kind: str
     """stream, camera, folder, snapshot, push or a kind of another package."""
     url: str = ""
@@ -67,6 +68,7 @@ class SourceState(_Value):
     skipped: int = 0
     """Pictures that hardly differed from the last one taken, or came too fast."""
     restarts: int = 0
+    """Restarts after a failure, since the node started."""
     last_s: float | None = None
     """Seconds since the last picture; None before the first."""
 
@@ -98,6 +100,7 @@ class UplinkState(_Value):
     """The connection of a device to the scheduler and to upstream nodes."""
 
     online: bool
+    """True if the device reaches the scheduler."""
     reason: str = ""
     """Reason why nothing leaves the device now."""
     route: str | None = None
@@ -114,19 +117,24 @@ class SourcesReport(_Value):
     """GET /v1/sources of a node: its sources, and what becomes of their pictures."""
 
     sources: tuple[SourceState, ...]
+    """Sources of the device."""
     spool: SpoolState | None = None
+    """Spool of the device; None if it has no sources."""
     uplink: UplinkState | None = None
+    """Uplink of the device; None if it has no sources."""
 
 
 class SeenPicture(PictureAnswers):
     """An observation: a picture of a source, and its answers."""
 
     node: str
+    """Id of the device."""
     source: str
+    """Name of the source."""
     sequence: int
-    """Rises by one with each picture of the source."""
+    """Sequence number of the picture; it rises by one with each picture of the source."""
     revision: int = 0
-    """Rises each time the observation is amended."""
+    """Number of amendments so far."""
     taken_at: datetime | None = None
     """Time on the clock of the device. If the device did not know the time: by the scheduler's clock, or None on the
     device itself."""
@@ -146,21 +154,25 @@ class SeenPicture(PictureAnswers):
     person_by: str | None = None
     """Name of that person's token; None if no token was asked for."""
     person_at: datetime | None = None
+    """Time of the label; None without a label."""
 
 
 class SourceRights(_Value):
     """The users who may see a source, by the names of their tokens. Operators see all."""
 
     owner: str | None = None
-    """May also pause and resume the source, and change its readers."""
+    """User who may pause and resume the source, and change its readers, as well as see it."""
     readers: tuple[str, ...] = ()
+    """Users who may see the source and its observations."""
 
 
 class SourceNow(_Value):
     """A source as the scheduler knows it."""
 
     node: str
+    """Id of the device."""
     source: str
+    """Name of the source."""
     owner: str | None = None
     """Name of a token; None: only operators may change it."""
     readers: tuple[str, ...] = ()
@@ -184,7 +196,9 @@ class SourceNow(_Value):
     waiting_pictures: int | None = None
     """Pictures in the spool of its node."""
     spool_bytes: int | None = None
+    """Estimated size of these answers and pictures, in bytes."""
     spool_size_bytes: int | None = None
+    """Limit on `spool_bytes`."""
     spent_bytes: int | None = None
     """Bytes that the node sent and received in the last 24 hours."""
     bytes_per_day: int | None = None
@@ -195,12 +209,14 @@ class SourceList(_Value):
     """GET /v1/sources: the sources that the caller may see, by node and name."""
 
     sources: tuple[SourceNow, ...]
+    """Sources that the caller may see."""
 
 
 class ObservationPage(_Value):
     """GET /v1/observations: one page of the observations that the caller may see, the newest first by `taken_at`."""
 
     observations: tuple[SeenPicture, ...]
+    """Observations of this page."""
     next_cursor: str | None = None
     """For the next page, which may be there even if this one is short or empty; None on the last one."""
 
@@ -209,15 +225,20 @@ class NumberRange(_Value):
     """Sequence numbers of a source."""
 
     node: str
+    """Id of the device."""
     source: str
+    """Name of the source."""
     first: int
+    """First sequence number of the range."""
     last: int
+    """Last sequence number of the range."""
 
 
 class SeenGap(_Value):
     """Observations that a device lost because its spool was full."""
 
     gap: NumberRange
+    """Sequence numbers that were lost."""
 
 
 class ClassNames(Protocol):

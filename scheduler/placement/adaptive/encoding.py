@@ -40,9 +40,9 @@ _MOST_WAYS = 16
 class EncodingEstimate(BaseModel):
     """The measured time that a node takes to encode an image."""
 
-    node_id: str
-    encoder: str
-    ms_per_image: TenthOfMilli
+    node_id: str = Field(description="Id of the node.")
+    encoder: str = Field(description="Name of the encoder: NETWORK.KIND.")
+    ms_per_image: TenthOfMilli = Field(description="Milliseconds per image.")
     samples: int = Field(description="Answers that told it.")
 
 

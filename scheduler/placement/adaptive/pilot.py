@@ -55,21 +55,21 @@ _MOST_LINKS, _SOME_LINKS = 65_536, 1_000
 class NodeEstimate(BaseModel):
     """The present estimates of a node."""
 
-    node_id: str
-    tier: Tier
-    ms_per_image: TenthOfMilli
+    node_id: str = Field(description="Id of the node.")
+    tier: Tier = Field(description="Tier of the node.")
+    ms_per_image: TenthOfMilli = Field(description="Milliseconds per image.")
     samples: int = Field(description="Answers that this comes from; 0: the node's own measurement at its start.")
-    tasks: int = Field(description="On their way to it, waiting there or being computed.")
-    backlog_s: Milli = Field(description="Until it will be done with them.")
+    tasks: int = Field(description="Tasks on their way to the node, waiting there or being computed.")
+    backlog_s: Milli = Field(description="Seconds until it will have finished these tasks.")
 
 
 class LinkEstimate(BaseModel):
     """The present estimate of the link between an end device and an upstream node."""
 
-    end: str
-    upper: str
-    seconds: TenthOfMilli = Field(description="There and back, without the work in between.")
-    samples: int
+    end: str = Field(description="Id of the end device.")
+    upper: str = Field(description="Id of the upstream node.")
+    seconds: TenthOfMilli = Field(description="Seconds for the way there and back, without the work in between.")
+    samples: int = Field(description="Answers that this comes from.")
 
 
 @dataclass(slots=True)
