@@ -38,9 +38,9 @@ StrategyName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How updates become weights: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, crowdsourced, "
-        "bmuf, diloco, tournament, lbfgs; for ranks allreduce, elastic, gossip, ensemble, pipeline, hybrid, factors; "
-        "the name of a package; or a TOML file.",
+        help="How updates become weights. With a host: fedavg, sgd, downpour, dc-constant, dc-adaptive, average, "
+        "crowdsourced, bmuf, diloco, tournament, lbfgs. For ranks: allreduce, elastic, gossip, ensemble, pipeline, "
+        "hybrid, factors. A name from a package or a TOML file works too.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs. Default: the configuration's.")]
