@@ -193,20 +193,22 @@ class Training(Experiment):
         rows = [row for row in self.rows(record) if row.get("table") == "scaling" and source_s(row) is not None]
         if not rows:
             return
+        lines: dict[str, dict[int, float]] = {}
+        for row in rows:
+            nodes = row["workers"] + 1
+            same = [other["epoch_seconds"] for other in rows if _place(other) == _place(row)]
+            lines.setdefault(row["strategy"], {})[nodes] = statistics.fmean(same)
+        longest = max(mine[max(mine)] / mine[min(mine)] for mine in lines.values())
         (axes,) = figures.panels(
             "training-scaling",
             [f"each worker goes through all images; mean of {rows[0]['runs']}"],
             xlabel="nodes, the host among them",
             ylabel="time of an epoch (s)",
+            finding=f"From {min(lines[rows[0]['strategy']])} to {max(lines[rows[0]['strategy']])} nodes an epoch takes "
+            f"at most {longest - 1:.1%} longer",
         )
-        for number, name in enumerate(dict.fromkeys(row["strategy"] for row in rows)):
+        for number, (name, mine) in enumerate(lines.items()):
             line = {row["workers"] + 1: row for row in rows if row["strategy"] == name}
-            mine = {
-                nodes: statistics.fmean(
-                    row["epoch_seconds"] for row in rows if (row["strategy"], row["workers"] + 1) == (name, nodes)
-                )
-                for nodes in line
-            }
             axes.plot(list(mine), list(mine.values()), label=name, **measured(number))
             axes.plot(list(line), [source_s(row) for row in line.values()], label=f"{name}, source", **paper(number))
         axes.set_ylim(bottom=0)
@@ -252,6 +254,10 @@ async def _measure_lessons(run: Run, chosen: Chosen) -> None:
 
 def _compensates(line: Case) -> bool:
     return isinstance(line.strategy, ServerConfig) and line.strategy.rule.startswith("dc-")
+
+
+def _place(row: dict[str, Any]) -> tuple[str, int]:
+    return row["strategy"], row["workers"]
 
 
 def _shown(line: list[dict[str, Any]]) -> list[str]:
