@@ -507,7 +507,8 @@ class AsyncClient(SchedulerConnection):
         """Replace the owner and the readers of a source; `Forbidden` for users who do not own it.
 
         Args:
-            owner, readers: names of tokens.
+            owner: name of a token.
+            readers: names of tokens.
         """
         path = f"/v1/sources/{_segment('node', node)}/{_segment('source', source)}/rights"
         rights = SourceRights(owner=owner, readers=tuple(readers))
@@ -574,7 +575,11 @@ class AsyncClient(SchedulerConnection):
         A broken connection is resumed where it broke, as in `events`.
 
         Args:
-            source, node, site, label, below: conditions; see `ObservationFilters`.
+            source: only observations of this source.
+            node: only observations of this device.
+            site: only observations of this site.
+            label: only answers of this class, or of a class in this superclass.
+            below: only answers with a confidence below this.
 
         Raises:
             Unavailable: the scheduler stayed away for longer than `Backoff.outage_s`.
