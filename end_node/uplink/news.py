@@ -17,6 +17,7 @@ class SourceNews:
     """Compares the state of the sources with what the scheduler was last sent."""
 
     def __init__(self) -> None:
+        self._sending: tuple[ReportedSource, ...] | None = None
         self._sent: tuple[ReportedSource, ...] | None = None
         self._since: float | None = None
         """Time at which a difference was noticed first."""
@@ -31,16 +32,20 @@ class SourceNews:
             self._since = now
         return max(0.0, self._since + _LINGER_S - now, self._bucket.wait_s(now))
 
-    def sent(self, sources: tuple[ReportedSource, ...], now: float, *, alone: bool) -> None:
-        """A batch with these states has arrived.
+    def sending(self, sources: tuple[ReportedSource, ...]) -> None:
+        """A batch with these states is on its way."""
+        self._sending = sources
+
+    def sent(self, now: float, *, alone: bool) -> None:
+        """The batch has arrived. If the scheduler forgot the states meanwhile, they are due again.
 
         Args:
             alone: True if the batch held no observation.
         """
-        self._sent, self._since = sources, None
+        self._sent, self._since = self._sending, None
         if alone:
             self._bucket.take(now)
 
     def forget(self) -> None:
-        """The scheduler does not know the states any more."""
-        self._sent = None
+        """The scheduler does not know the states any more. This includes a batch on its way."""
+        self._sending = self._sent = None

@@ -394,6 +394,7 @@ class Uplink:
             gaps=tuple(gaps),
             device=status,
         )
+        self._states.sending(status.sources)
         body = gzip.compress(write_batch(batch), compresslevel=6, mtime=0)
         answer = await scheduler.ask(
             "POST", "/v1/observations", budget_s=_BUDGET_S, body=body, headers={"Content-Encoding": "gzip"}
@@ -417,7 +418,7 @@ class Uplink:
             self._renumberings += 1
             await self._spool.do(partial(_renumber, source, where.highest))
             await self._node.renumbered(source, where.first)
-        self._states.sent(status.sources, time.monotonic(), alone=not (observations or gaps))
+        self._states.sent(time.monotonic(), alone=not (observations or gaps))
         _delivered.inc(len(taken))
         return bool(behind)
 
