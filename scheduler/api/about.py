@@ -95,7 +95,7 @@ def _input_of(entry: ModelEntry) -> NetworkInput:
 
 @about.get("/v1/info", response_model=SchedulerInfo, summary="Version, limits and class names", dependencies=USERS)
 async def get_info(scheduler: Service, caller: CallerOf) -> SchedulerInfo:
-    """UploadLimits of uploads, networks with their input size, and the names of the classes."""
+    """Limits of uploads, networks with their input size, and the names of the classes."""
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
     allowed = sites_of(caller)
     return SchedulerInfo(
