@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tierkit.atomic import write_atomically
@@ -73,7 +74,7 @@ def undominated(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def save_front(front: Front, folder: Path) -> list[Path]:
-    """Write `bottleneck.json`, `.csv` and `.png` into `folder`; what was written.
+    """Write `bottleneck.json`, `.csv` and `.svg` into `folder`; what was written.
 
     Raises:
         SetupError: a file could not be written; the old ones are whole.
@@ -87,48 +88,76 @@ def save_front(front: Front, folder: Path) -> list[Path]:
     paths = [folder / f"{_NAME}.json", folder / f"{_NAME}.csv"]
     for path, text in zip(paths, (content, table.getvalue()), strict=True):
         write_atomically(path, text.encode())
-    paths.append(folder / f"{_NAME}.png")
+    paths.append(folder / f"{_NAME}.svg")
     write_atomically(paths[-1], _draw(front))
     return paths
 
 
 def _draw(front: Front) -> bytes:
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axes = figure.add_subplot()
     best = undominated(front.settings)
-    axes.plot([one.ssim for one in best], [100 * one.fine_accuracy for one in best], "-", color="0.7", zorder=1)
-    ordered = sorted(front.settings, key=lambda each: each.ssim)
-    middle = (ordered[0].ssim + ordered[-1].ssim) / 2
-    for place, one in enumerate(ordered):
-        on_front = one in best
-        above = place % 2 == 1  # neighbours' names stand apart
-        right = one.ssim > middle  # names stay within the axes
-        axes.plot(one.ssim, 100 * one.fine_accuracy, "o", color="C0" if on_front else "0.6", zorder=2)
+    title = _finding(front, best)
+    with rc_context({"font.size": 10, "svg.hashsalt": "terrace"}):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot([one.ssim for one in best], [100 * one.fine_accuracy for one in best], "-", color="0.7", zorder=1)
+        ordered = sorted(front.settings, key=lambda each: each.ssim)
+        middle = (ordered[0].ssim + ordered[-1].ssim) / 2 if ordered else 0.0
+        for place, one in enumerate(ordered):
+            above = place % 2 == 1  # neighbours' names stand apart
+            right = one.ssim > middle  # names stay within the axes
+            axes.plot(one.ssim, 100 * one.fine_accuracy, "o", color="#0072B2" if one in best else "0.6", zorder=2)
+            axes.annotate(
+                f"{one.name}\n{one.payload_bytes:.0f} B, {_relative(one, front)} of the end network's time",
+                (one.ssim, 100 * one.fine_accuracy),
+                textcoords="offset points",
+                xytext=(-6 if right else 6, 8 if above else -11),
+                ha="right" if right else "left",
+                va="bottom" if above else "top",
+            )
+        axes.axhline(100 * front.plain_accuracy, color="#D55E00", linewidth=1, linestyle="--")
         axes.annotate(
-            f"{one.name}\n{one.payload_bytes:.0f} B, {one.device_ms_per_image:.2f} ms",
-            (one.ssim, 100 * one.fine_accuracy),
+            f"{front.network} on pixels",
+            (1, 100 * front.plain_accuracy),
+            xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            xytext=(-6 if right else 6, 6 if above else -9),
-            ha="right" if right else "left",
-            va="bottom" if above else "top",
-            fontsize=7,
+            xytext=(-4, 4),
+            ha="right",
+            color="#D55E00",
         )
-    axes.axhline(100 * front.plain_accuracy, color="C1", linewidth=1, linestyle="--")
-    axes.annotate(
-        f"{front.network} on pixels",
-        (1, 100 * front.plain_accuracy),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        xytext=(-4, 3),
-        ha="right",
-        fontsize=8,
-        color="C1",
-    )
-    axes.set_xlabel("SSIM of the strongest attack (lower hides more)")
-    axes.set_ylabel("fine accuracy, %")
-    axes.set_title(f"Learned encoders of {front.network}")
-    axes.margins(x=0.4, y=0.25)
-    axes.grid(alpha=0.3)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
+        axes.set_xlabel(f"SSIM of the strongest attack on {front.attacked_images} held-out images (lower hides more)")
+        axes.set_ylabel("fine accuracy on held-out images, %")
+        axes.set_title(title)
+        axes.margins(x=0.4, y=0.25)
+        axes.grid(alpha=0.3)
+        buffer = io.BytesIO()
+        # Without the date, the same figures give the same file.
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Title": title, "Description": _words(front)})
     return buffer.getvalue()
+
+
+def _relative(one: Setting, front: Front) -> str:
+    return f"{one.device_ms_per_image / front.end_ms_per_image:.2f}"
+
+
+def _finding(front: Front, best: Sequence[Setting]) -> str:
+    """The trade in one line: the setting that hides most, against the setting that answers best."""
+    if not best:
+        return f"Learned encoders of {front.network}"
+    most, dearest = best[0], best[-1]
+    lost = [100 * (front.plain_accuracy - one.fine_accuracy) for one in (most, dearest)]
+    if most == dearest:
+        return f"{most.name} loses {lost[0]:.1f} points at SSIM {most.ssim:.2f}"
+    return f"SSIM {most.ssim:.2f} costs {lost[0]:.1f} points of accuracy, SSIM {dearest.ssim:.2f} costs {lost[1]:.1f}"
+
+
+def _words(front: Front) -> str:
+    """The plot in words."""
+    points = "; ".join(
+        f"{one.name}: SSIM {one.ssim:.3f}, {100 * one.fine_accuracy:.1f} %, {one.payload_bytes:.0f} bytes, "
+        f"{_relative(one, front)} of the time of {front.end_network}"
+        for one in front.settings
+    )
+    return (
+        f"Fine accuracy against SSIM of the strongest attack, for learned encoders of {front.network}, which has "
+        f"{100 * front.plain_accuracy:.1f} % on pixels. {points}"
+    )

@@ -200,7 +200,7 @@ def _answer(answer: Mapping[str, Any]) -> str:
             [*([] if kind == "application/json" and schema else [f"`{kind}`"]), *([_kind(schema)] if schema else [])]
         )
         for kind, content in answer.get("content", {}).items()
-        if "Error" not in str(schema := content.get("schema", {}))
+        if (schema := content.get("schema", {})) != {"$ref": "#/components/schemas/Error"}
     ]
     shown = ", ".join(kind for kind in kinds if kind)
     return f"{words} ({shown})" if words and shown else words or shown or "No body."

@@ -26,9 +26,9 @@ from scheduler.api.routing import (
     only_of,
 )
 from scheduler.api.snapshot import FleetSnapshot, Snapshots
-from scheduler.api.streams import NO_STORE, EventStream
+from scheduler.api.streams import NO_STORE, EventStream, event_stream
 from scheduler.history.record import COLUMNS, FleetEvent
-from tierkit.http.server_sent import EVENT_STREAM, WAITING, last_event_of, server_sent
+from tierkit.http.server_sent import WAITING, last_event_of, server_sent
 
 __all__ = ["history"]
 
@@ -46,6 +46,7 @@ async def _snapshots(request: Request) -> Snapshots:
 Newest = Annotated[Snapshots, Depends(_snapshots)]
 
 _EVENT = TypeAdapter(FleetEvent).json_schema()
+_SNAPSHOT = TypeAdapter(FleetSnapshot).json_schema()
 _HISTORY = {
     "title": "History",
     "type": "object",
@@ -77,7 +78,7 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     "/v1/fleet",
     summary="The fleet as it is now",
     response_class=Response,
-    responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
+    responses=_answers(_SNAPSHOT),
 )
 async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Response:
     """Nodes, links with their traffic, and unfinished jobs: all jobs for operators, and their own for other callers. At
@@ -92,7 +93,7 @@ async def get_fleet(snapshots: Newest, caller: CallerOf, seen: SeenSites) -> Res
     "/v1/fleet/events",
     summary="Follow the fleet (server-sent events)",
     response_class=Response,
-    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": event_stream(_SNAPSHOT, _EVENT)}},
 )
 async def follow_fleet(
     caller: CallerOf,

@@ -28,7 +28,8 @@ from scheduler.api.routing import (
     sites_of,
     still_admitted,
 )
-from scheduler.api.streams import NO_STORE, EventStream, Stream, as_csv, as_lines, as_server_sent
+from scheduler.api.schemas import ClassifiedImages, ClassifyDone, ClassifyError
+from scheduler.api.streams import NO_STORE, EventStream, Stream, as_csv, as_lines, as_server_sent, event_stream
 from scheduler.core.policy import PolicyRequest
 from scheduler.core.seeking import SoughtJobs
 from scheduler.ingest.upload import ACCEPTED, Incoming
@@ -39,10 +40,10 @@ from scheduler.jobs.submit import Submitter
 from tierkit.access import CALLER, Allowance, Caller
 from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect
-from tierkit.http.server_sent import EVENT_STREAM, last_event_of
+from tierkit.http.server_sent import last_event_of
 from tierkit.logs import current_request_id
 from tierkit.types import JobState
-from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage
+from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage, TaskResults
 from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["classify_directly", "jobs"]
@@ -93,6 +94,9 @@ def _policy_parameters() -> list[dict[str, Any]]:
 
 
 _RESULT = ImageResult.model_json_schema(mode="serialization")
+_TASK = TaskResults.model_json_schema(mode="serialization")
+_LINES = [kind.model_json_schema(mode="serialization") for kind in (ClassifiedImages, ClassifyDone, ClassifyError)]
+
 _UPLOAD = {UPLOAD_FIELDS: True, "requestBody": _BODY, "parameters": _policy_parameters()}
 
 
@@ -266,7 +270,7 @@ async def get_explanation(
     "/v1/jobs/{job_id}/events",
     summary="Follow a job (server-sent events)",
     response_class=Response,
-    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": event_stream(_TASK, Job.model_json_schema(mode="serialization"))}},
 )
 async def get_events(
     scheduler: Service,
@@ -276,9 +280,9 @@ async def get_events(
     last_event_id: LastEventId = None,
     only: Annotated[Literal["state"] | None, Query(description="`state`: leave the results out.")] = None,
 ) -> StreamingResponse:
-    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, and `state` carries
-    the job. The stream begins with the job's first event and ends after the final state. `state` comes again with its
-    reason when nothing has happened for two seconds. `Last-Event-ID` continues a broken stream."""
+    """`coarse`, `fine`, `fallback` and `failed` carry the results of a task, and `state` carries the job. The stream
+    begins with the job's first event and ends after the final state. `state` comes again with its reason when nothing
+    has happened for two seconds. `Last-Event-ID` continues a broken stream."""
     after = last_event_of(last_event_id or "0")
     events = await follow.events(scheduler, job_id, after=after, states_only=only is not None)
     return EventStream(as_server_sent(events), allowance_of(caller), may_go_on)
@@ -322,14 +326,14 @@ async def get_image(
     "/v1/classify",
     summary=f"Classify up to {CLASSIFY_MAX_IMAGES} images at once",
     response_class=Response,
-    responses={200: {"content": {NDJSON: {}}}, **_ERRORS},
+    responses={200: {"content": {NDJSON: {"schema": {"anyOf": _LINES}}}}, **_ERRORS},
     openapi_extra=_UPLOAD,
 )
 async def classify(
     request: Request, scheduler: Service, caller: CallerOf, may_go_on: StillAdmitted
 ) -> StreamingResponse:
-    """Takes images like `POST /v1/jobs`, and streams JSON lines: `{"event": "coarse", "results": [...]}`, then `fine`,
-    `fallback` or `failed`, then `done`. Its tasks overtake all jobs, and nothing is stored. It counts among the
+    """Takes images like `POST /v1/jobs`, and streams JSON lines: `coarse` with its results, then `fine` or `fallback`,
+    then `done`; or `error` if it fails. Its tasks overtake all jobs, and nothing is stored. It counts among the
     unfinished jobs of the caller.
 
     An image whose damage a node finds has an `error` in its result and no answer; the other images are answered.

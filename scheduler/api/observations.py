@@ -44,7 +44,16 @@ from scheduler.api.routing import (
     for_nodes,
     only_of,
 )
-from scheduler.api.streams import NO_STORE, OBSERVATION_CSV, EventStream, Stream, as_csv, as_lines, as_server_sent
+from scheduler.api.streams import (
+    NO_STORE,
+    OBSERVATION_CSV,
+    EventStream,
+    Stream,
+    as_csv,
+    as_lines,
+    as_server_sent,
+    event_stream,
+)
 from scheduler.core.seeking import SoughtObservations, classes_called
 from scheduler.jobs import query
 from scheduler.jobs.service import Scheduler
@@ -52,7 +61,7 @@ from scheduler.metrics import OBSERVATION_BYTES
 from tierkit.access import CALLER, Caller
 from tierkit.errors import InvalidInput
 from tierkit.http.asgi import BodyRoom, read_body
-from tierkit.http.server_sent import EVENT_STREAM, last_event_of
+from tierkit.http.server_sent import last_event_of
 from tierkit.wire import observations as wire
 from tierkit.wire.messages import LABELS_HEADER, NODE_ID_PATTERN, ROUTE_HEADER
 from tierkit.wire.observations import ObservationBatch, Receipt, read_batch
@@ -204,6 +213,7 @@ async def in_sight(scheduler: Service, caller: CallerOf, node_id: NodePath, sour
 Sought = Annotated[SoughtObservations, Depends(_sought)]
 _SEEN = SeenPicture.model_json_schema(mode="serialization")
 _GAP = SeenGap.model_json_schema(mode="serialization")
+_NOTHING = {"type": "object", "additionalProperties": False, "description": "Data of `begin`: no fields."}
 _PAGE = ObservationPage.model_json_schema(mode="serialization")
 
 
@@ -261,7 +271,7 @@ async def _pictures_of(pages: AsyncGenerator[list[dict[str, Any]], None]) -> Asy
     "/v1/observations/events",
     summary="Follow observations (server-sent events)",
     response_class=Response,
-    responses={200: {"content": {EVENT_STREAM: {}}}, **MISSING},
+    responses={200: {"content": event_stream(_SEEN, _NOTHING)}, **MISSING},
     dependencies=USERS,
 )
 async def follow_observations(

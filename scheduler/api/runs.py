@@ -22,13 +22,12 @@ from scheduler.api.routing import (
     allowance_of,
     only_of,
 )
-from scheduler.api.streams import EventStream, as_server_sent
+from scheduler.api.streams import EventStream, as_server_sent, event_stream
 from scheduler.api.tokens import change_tokens
 from scheduler.runs.invitations import invited
 from scheduler.runs.service import Sight
 from tierkit.access import Authenticator, Caller, TokenEntry, digest_of, new_token
 from tierkit.errors import Conflict, Forbidden, NotFound
-from tierkit.http.server_sent import EVENT_STREAM
 from tierkit.wire.runs import (
     RUN_ID_PATTERN,
     BegunRun,
@@ -38,6 +37,7 @@ from tierkit.wire.runs import (
     RunMatch,
     RunOrders,
     RunPage,
+    RunProgress,
     RunReport,
     RunStart,
     WorkerOffer,
@@ -46,6 +46,7 @@ from tierkit.wire.runs import (
 
 __all__ = ["runs"]
 
+_RUN, _PROGRESS = (kind.model_json_schema(mode="serialization") for kind in (Run, RunProgress))
 _SHORT_NAME = 20
 """Characters of the inviter's name in the name of an invitation."""
 
@@ -157,7 +158,7 @@ async def get_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
     "/v1/runs/{run_id}/events",
     summary="Follow a training run (server-sent events)",
     response_class=Response,
-    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": event_stream(_RUN, _PROGRESS)}},
     dependencies=USERS_AND_WORKERS,
 )
 async def get_events(

@@ -11,11 +11,15 @@ from encryption.audit.kept import KeptAudit
 from scheduler.placement.adaptive.encoding import EncodingEstimate
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
 from tierkit.types import Scheme, Tier
+from tierkit.wire.api import TaskResults
 
 __all__ = [
     "AdaptiveReport",
     "AuditReport",
     "ClassTree",
+    "ClassifiedImages",
+    "ClassifyDone",
+    "ClassifyError",
     "LinkReport",
     "MappingReport",
     "NetworkInput",
@@ -170,3 +174,27 @@ class AuditReport(KeptAudit):
     outdated: tuple[str, ...] = Field(
         description="Encoders whose head is another one in this fleet, or missing: the figures do not apply to these."
     )
+
+
+class ClassifiedImages(TaskResults):
+    """Answers of one stage in the stream of `POST /v1/classify`."""
+
+    event: Literal["coarse", "fine", "fallback", "failed"] = Field(description="The stage.")
+
+
+class ClassifyDone(BaseModel):
+    """Last line of the stream of `POST /v1/classify`: every image has its final answer."""
+
+    event: Literal["done"] = Field(description="Always `done`.")
+    images: int = Field(description="Number of images.")
+    elapsed_ms: float = Field(description="Milliseconds until the last answer, without the upload.")
+    request_id: str = Field(description="Id of the request, as in the logs.")
+    trace_id: str = Field(description="Trace of the request, 32 hex digits.")
+    release: str | None = Field(description="Release whose networks answered; null: the scheduler has none.")
+
+
+class ClassifyError(BaseModel):
+    """Last line of the stream of `POST /v1/classify` after a failure."""
+
+    event: Literal["error"] = Field(description="Always `error`.")
+    error: str = Field(description="Reason, in one sentence.")

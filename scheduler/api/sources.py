@@ -25,11 +25,11 @@ from scheduler.api.routing import (
     allowance_of,
     only_of,
 )
-from scheduler.api.streams import NO_STORE, EventStream
+from scheduler.api.streams import NO_STORE, EventStream, event_stream
 from scheduler.observations.service import MOST_READERS
 from tierkit.errors import Forbidden, NotFound
 from tierkit.http.asgi import read_body
-from tierkit.http.server_sent import EVENT_STREAM, WAITING, server_sent
+from tierkit.http.server_sent import WAITING, server_sent
 from tierkit.wire.messages import NODE_ID_PATTERN, NodeId
 from tierkit.wire.sources import SourceList, SourceRights, SourcesReport
 
@@ -91,6 +91,8 @@ async def _for_owners(scheduler: Service, caller: CallerOf, node_id: NodePath, n
 
 OWNERS = [*USERS, Depends(_for_owners)]
 
+_SOURCES = SourceList.model_json_schema(mode="serialization")
+
 sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody)
 
 
@@ -98,10 +100,7 @@ sources = APIRouter(tags=["sources"], dependencies=CHECKS, route_class=SmallBody
     "/v1/sources",
     summary="The sources of all nodes",
     response_class=Response,
-    responses={
-        **MISSING,
-        200: {"content": {"application/json": {"schema": SourceList.model_json_schema(mode="serialization")}}},
-    },
+    responses={**MISSING, 200: {"content": {"application/json": {"schema": _SOURCES}}}},
     dependencies=USERS,
 )
 async def list_all_sources(scheduler: Service, wanted: WantedSources) -> Response:
@@ -115,7 +114,7 @@ async def list_all_sources(scheduler: Service, wanted: WantedSources) -> Respons
     "/v1/sources/events",
     summary="Follow the sources of all nodes (server-sent events)",
     response_class=Response,
-    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": event_stream(_SOURCES)}},
     dependencies=USERS,
 )
 async def follow_sources(

@@ -29,7 +29,18 @@ __all__ = [
     "as_csv",
     "as_lines",
     "as_server_sent",
+    "event_stream",
 ]
+
+
+def event_stream(*schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The description in `/openapi.json` of an answer that is a `text/event-stream`.
+
+    Args:
+        schemas: schema of the `data` of each kind of event.
+    """
+    return {EVENT_STREAM: {"schema": {"anyOf": [*schemas]}}}
+
 
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 

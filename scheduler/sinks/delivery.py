@@ -12,10 +12,12 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from pydantic import BaseModel
+
 from scheduler.core.outbox import DeadLetter, Sink, SinkEvent, after_failure, lane_of, matches
 from scheduler.metrics import SINK_DELIVERED, SINK_FAILED
 from scheduler.sinks.feed import Feed
-from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind, options_of
+from scheduler.sinks.protocol import Delivery, SinkContext, SinkKind
 from scheduler.sinks.slots import SinkPlaces, Slots
 from tierkit.errors import ConnectionEnded, ReceiverGone, Rejected, Standby, TerraceError, Unavailable
 from tierkit.pacing import backoff_s
@@ -98,13 +100,13 @@ class Courier:
 
     Args:
         sink: as it is stored.
-        load: returns its kind, without blocking; raises TerraceError or ImportError.
+        load: returns its kind and options, without blocking; raises TerraceError or ImportError.
     """
 
     def __init__(
         self,
         sink: Sink,
-        load: Callable[[], Awaitable[SinkKind]],
+        load: Callable[[], Awaitable[tuple[SinkKind, BaseModel]]],
         context: SinkContext,
         office: Office,
     ) -> None:
@@ -192,8 +194,7 @@ class Courier:
 
     async def _connect(self) -> None:
         """Deliver over one connection until it ends."""
-        kind = await self._load()
-        options = options_of(kind, self.sink.options)
+        kind, options = await self._load()
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(_OPEN_S):
                 delivery = await stack.enter_async_context(kind.open(options, self._context))

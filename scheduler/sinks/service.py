@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
+from pydantic import BaseModel
 
 from scheduler.core.outbox import EVENT_TYPES, DeadLetter, EventFilter, Sink, SinkEvent, unknown_types
 from scheduler.metrics import forget_sink, show_sink
@@ -37,6 +39,8 @@ __all__ = ["GROUP", "MOST_SINKS", "SinkLimits", "Sinks"]
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 GROUP = "terrace.sinks"
 MOST_SINKS = 1000
 MOST_EVENTS = 1_000_000
@@ -45,7 +49,8 @@ _SAVE_S = 1.0
 _PURGE_S = 30.0
 _STOP_S = 5.0
 _TEST_S = 20.0
-_IMPORT_S = 20.0
+_THREAD_S = 20.0
+_CHECK = "the check of the options"
 _MOST_PATTERNS = 100
 _MOST_PATTERN = 200
 
@@ -209,8 +214,7 @@ class Sinks:
         said = {"sink": name, "text": "a test: the receiver gets the events of Terrace"}
         event = SinkEvent(type="sink.test", key=f"sink/{name}", at=time.time(), data=said)
         try:
-            kind = await self._kind(sink.kind)
-            options = options_of(kind, sink.options)
+            kind, options = await self._ready(sink)
             async with asyncio.timeout(_TEST_S), kind.open(options, self._context_of(sink, testing=True)) as delivery:
                 await delivery.deliver(event)
         except (ImportError, BrokenExtension) as exc:
@@ -256,18 +260,34 @@ class Sinks:
         Raises:
             TerraceError, ImportError: it cannot be used.
         """
-        try:
-            async with asyncio.timeout(_IMPORT_S):
-                return await self._threads.run(("kind", name), partial(self._load_kind, name))
-        except TimeoutError as exc:
-            raise BrokenExtension(f"the import of the kind {name!r} takes longer than {_IMPORT_S:g} s") from exc
+        return await self._in_thread(f"the import of the kind {name!r}", name, partial(self._load_kind, name))
+
+    async def _ready(self, sink: Sink) -> tuple[SinkKind, BaseModel]:
+        """The kind of a sink and its options.
+
+        Raises:
+            TerraceError, ImportError: it cannot be used.
+        """
+        kind = await self._kind(sink.kind)
+        key = "read", sink.kind, json.dumps(sink.options, sort_keys=True)
+        return kind, await self._in_thread(_CHECK, key, partial(options_of, kind, sink.options))
 
     async def _checked(self, kind_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options as they are stored: complete, and in plain JSON."""
         try:
-            return stored_options(await self._kind(kind_name), given)
+            kind = await self._kind(kind_name)
+            key = "store", kind_name, json.dumps(given, sort_keys=True)
+            return await self._in_thread(_CHECK, key, partial(stored_options, kind, given))
         except (ImportError, MissingExtra, BrokenExtension) as exc:
             raise InvalidInput(f"the kind {kind_name!r} cannot be used here: {exc}") from exc
+
+    async def _in_thread(self, what: str, key: Hashable, work: Callable[[], T]) -> T:
+        """The outcome of code of others that may block. Raises BrokenExtension if it takes too long."""
+        try:
+            async with asyncio.timeout(_THREAD_S):
+                return await self._threads.run((what, key), work)
+        except TimeoutError as exc:
+            raise BrokenExtension(f"{what} takes longer than {_THREAD_S:g} s") from exc
 
     async def _set_paused(self, name: str, paused: bool, reason: str) -> Courier:
         async with self._turn:
@@ -284,7 +304,7 @@ class Sinks:
         before = self._couriers.get(sink.name)
         courier = self._couriers[sink.name] = Courier(
             sink,
-            partial(self._kind, sink.kind),
+            partial(self._ready, sink),
             self._context_of(sink),
             Office(
                 feed=self._feed,

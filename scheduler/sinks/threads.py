@@ -1,4 +1,4 @@
-"""Threads in which sinks import packages and look names up, since that may block for long."""
+"""Threads in which sinks import packages, check options and look names up, since that may block for long."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def open_database(url: str) -> AsyncEngine:
             raise SetupError(
                 f"the database {where} is behind a PgBouncer that refuses a parameter of the connection: set"
                 " ignore_startup_parameters = idle_in_transaction_session_timeout in pgbouncer.ini, and the parameter"
-                " for the role (docs/how-to/engines.md has the command)"
+                " for the role (docs/explanation/sizing.md has the command)"
             ) from exc
         said = f"the database {where} cannot be opened for writing: {plain_reason(exc)}"
         raise (DatabaseUnavailable if _is_away(exc) else SetupError)(said) from exc

@@ -42,6 +42,7 @@ __all__ = [
     "SiteList",
     "SiteNow",
     "StateChange",
+    "TaskResults",
     "parse",
 ]
 
@@ -501,29 +502,33 @@ class SiteChange(_Value):
     """Ids of the nodes that have changed."""
 
 
-class _Results(_Value):
+class TaskResults(_Value):
     """Answers that arrived together: the images of one task."""
 
     results: tuple[ImageResult, ...]
+    """One result for each image of the task."""
     task: int = 0
+    """Number of the task in its job, from 0."""
     first_index: int = 0
+    """Index of the task's first image in the upload, from 0."""
+
     sent: tuple[Sent, ...] = ()
     """Data sent upstream, by tier that answered."""
 
 
-class CoarseResults(_Results):
+class CoarseResults(TaskResults):
     """Coarse answers have arrived."""
 
 
-class FineResults(_Results):
+class FineResults(TaskResults):
     """Fine answers have arrived."""
 
 
-class FallbackResults(_Results):
+class FallbackResults(TaskResults):
     """The coarse answers of these images stand; each result says why."""
 
 
-class FailedResults(_Results):
+class FailedResults(TaskResults):
     """These images got no answer; each result says why."""
 
 

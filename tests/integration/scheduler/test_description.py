@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -13,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
+import numpy as np
 import pytest
 
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.client import AsyncClient
+from tierkit.client.lines import iter_lines, iter_server_sent_events
 from tierkit.testing import service_process, wait_for
 
 USER, NODE, ADMIN = (new_token() for _ in range(3))
@@ -122,6 +127,7 @@ async def get(url: str, path: str) -> Any:
         return (await http.get(f"{url}{path}")).raise_for_status().json()
 
 
+@pytest.mark.timeout(300)
 async def test_schemathesis_finds_nothing_that_is_not_described(url: str, tmp_path: Path) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     described = await get(url, "/openapi.json")
@@ -160,6 +166,44 @@ async def test_streams_are_described_as_well(url: str) -> None:
             await get(url, path.format(job_id="0" * 20) + ("?unknown=1" if status == 400 else ""))
         assert caught.value.response.status_code == status
         assert str(status) in described
+
+
+async def test_events_and_lines_are_as_described(url: str) -> None:
+    described = await get(url, "/openapi.json")
+
+    def check(path: str, method: str, kind: str, content: bytes) -> None:
+        schema = described["paths"][path][method]["responses"]["200"]["content"][kind]["schema"]
+        whole = {**schema, "components": described["components"]}
+        jsonschema_rs.Draft202012Validator(whole).validate(json.loads(content))
+
+    pictures = np.zeros((3, 32, 32, 3), np.uint8)
+    async with AsyncClient(url, token=USER) as client, AsyncExitStack() as stack:
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=url, trust_env=False, headers={"Authorization": f"Bearer {USER}"})
+        )
+        np.savez(upload := io.BytesIO(), images=pictures)
+        headers = {"Content-Type": "application/x-npz"}
+        answer = await http.post("/v1/classify", content=upload.getvalue(), headers=headers)
+        lines = answer.raise_for_status().content.splitlines()
+        assert [json.loads(line)["event"] for line in lines] == ["coarse", "fine", "done"]
+        for line in lines:
+            check("/v1/classify", "post", "application/x-ndjson", line)
+        job = await client.wait(await client.submit(pictures))
+        streams = {
+            "/v1/jobs/{job_id}/events": (job.id, {"coarse", "fine", "state"}),
+            "/v1/fleet/events": ("", {"happened", "snapshot"}),
+            "/v1/sources/events": ("", {"snapshot"}),
+            "/v1/observations/events": ("", {"begin"}),
+        }
+        for path, (name, kinds) in streams.items():
+            seen: set[str] = set()
+            async with http.stream("GET", path.format(job_id=name), headers={"Last-Event-ID": "0"}) as stream:
+                async for event in iter_server_sent_events(iter_lines(stream.raise_for_status().aiter_bytes())):
+                    check(path, "get", "text/event-stream", event.data)
+                    seen.add(event.kind)
+                    if seen >= kinds:
+                        break
+            assert seen >= kinds
 
 
 async def test_the_description_says_who_may_call(url: str) -> None:

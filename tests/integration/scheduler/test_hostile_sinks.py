@@ -206,7 +206,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 async def test_an_import_that_never_ends_is_a_failure_of_its_sink_only(
     running: Any, kinds: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_IMPORT_S", 0.5)
+    monkeypatch.setattr(service, "_THREAD_S", 0.5)
     never, stuck = threading.Event(), False
 
     def slow() -> Kind:
@@ -225,6 +225,34 @@ async def test_an_import_that_never_ends_is_a_failure_of_its_sink_only(
 
         await wait_for(named, what="the reason")
         refused = await add(running, "another", "slow")
+        assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (400, True)
+        refused = await test(running, "slow")
+        assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (502, True)
+        await add(running, "good", url=receiver.url)
+        assert (await test(running, "good")).status_code == 200
+    finally:
+        never.set()
+
+
+async def test_a_check_of_options_that_never_ends_is_a_failure_of_its_sink_only(
+    running: Any, kinds: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_THREAD_S", 0.5)
+    never, stuck = threading.Event(), False
+
+    class Slow(Options):
+        @field_validator("path")
+        @classmethod
+        def check(cls, value: str) -> str:
+            if stuck:
+                never.wait()
+            return value
+
+    kinds["slow"] = Kind(options=Slow)
+    try:
+        assert (await add(running, "slow", "slow", path="/x")).status_code == 201
+        stuck = True
+        refused = await add(running, "another", "slow", path="/y")
         assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (400, True)
         refused = await test(running, "slow")
         assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (502, True)

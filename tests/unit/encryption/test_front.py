@@ -1,7 +1,9 @@
 """The comparison of learned encoders: which settings are on the front, and the files that say so."""
 
 import csv
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -53,8 +55,27 @@ def test_a_front_is_written_as_json_csv_and_picture(tmp_path: Path):
         settings=(make_setting("open", 0.6, 0.6), make_setting("beaten", 0.7, 0.5), make_setting("shut", 0.2, 0.4)),
     )
     written = save_front(front, tmp_path)
-    assert [path.suffix for path in written] == [".json", ".csv", ".png"]
+    assert [path.suffix for path in written] == [".json", ".csv", ".svg"]
     assert Front.model_validate_json(written[0].read_bytes()) == front
     rows = list(csv.DictReader(written[1].read_text().splitlines()))
     assert [(row["name"], row["on_front"]) for row in rows] == [("open", "1"), ("beaten", "0"), ("shut", "1")]
-    assert written[2].read_bytes().startswith(b"\x89PNG")
+    drawn = ElementTree.parse(written[2])
+    description = next(drawn.iter("{http://purl.org/dc/elements/1.1/}description")).text
+    assert description is not None
+    for name, time in (("open", "0.56"), ("beaten", "0.56"), ("shut", "0.56")):
+        assert re.search(rf"{name}: .* {time} of the time of mobilenet-v1-0.5", description)
+
+
+@pytest.mark.parametrize("settings", [(), (make_setting("only", 0.3, 0.6),)])
+def test_a_front_of_no_or_one_setting_is_drawn(tmp_path: Path, settings: tuple[Setting, ...]):
+    front = Front(
+        network="resnet-34",
+        plain_accuracy=0.608,
+        end_ms_per_image=0.18,
+        end_network="mobilenet-v1-0.5",
+        attacked_images=8,
+        effort="1,000 queries",
+        hardware="one core",
+        settings=settings,
+    )
+    assert ElementTree.parse(save_front(front, tmp_path)[2]).getroot().tag.endswith("svg")

@@ -81,10 +81,10 @@ class Kind:
 
 
 def loaded(kind: Any) -> Callable[[], Awaitable[Any]]:
-    """Returns a kind as the scheduler loads one."""
+    """Returns a kind and its options as the scheduler loads them."""
 
     async def load() -> Any:
-        return kind
+        return kind, kind.Options()
 
     return load
 
@@ -249,7 +249,7 @@ async def test_a_receiver_that_is_gone_ends_the_deliveries() -> None:
 async def test_a_kind_that_cannot_be_used_says_so(no_waits: None) -> None:
     log = Log()
 
-    async def load() -> Kind:
+    async def load() -> Any:
         raise ImportError("No module named 'aiomqtt'")
 
     feed = Feed(log.page, 0)
@@ -408,7 +408,7 @@ async def test_the_oldest_event_of_a_receiver_that_is_away_has_an_age(monkeypatc
     log = Log()
     log.add("key")
 
-    async def load() -> Kind:
+    async def load() -> Any:
         raise OSError("no such machine")
 
     feed = Feed(log.page, 0)
