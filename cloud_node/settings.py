@@ -54,11 +54,11 @@ class CloudSettings(UpperSettings):
     """With `ray`: address of the cluster; `auto` finds the one of this machine, `local` starts one here."""
 
     replicas: str = "1"
-    """With `ray`: copies of the networks, such as 2, or 1:8 for as many as the load asks for within these bounds.
-    `threads` and `max_batch_size` hold for each; it has one core unless `threads` says otherwise."""
+    """With `ray`: copies of the networks, such as 2, or 1:8 for as many as the load needs within these limits.
+    `threads` and `max_batch_size` apply to each replica; without `threads`, a replica has one core."""
 
     gpus: NonNegativeFloat = 0.0
-    """With `ray`: GPUs of each replica, such as 0.25, which it then computes on; with 0 it computes on its cores."""
+    """With `ray`: GPUs of each replica, such as 0.25. A replica with 0 computes on its cores."""
 
     @field_validator("upstream")
     @classmethod

@@ -20,5 +20,5 @@ class EdgeSettings(UpperSettings):
     port: Port = 8072
 
     allowed_upstreams: Annotated[CommaSeparatedUrls, Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
-    """URLs, comma-separated, below which an upstream node must lie for this node to send features there. The scheduler
-    hears the list and keeps to it. Default: any, as the scheduler says."""
+    """URLs of upstream nodes to which this node may send features, comma-separated; URLs below them count too. The
+    scheduler gets the list and respects it. Default: any node that the scheduler names."""

@@ -154,8 +154,8 @@ class SourceSettings(_Table):
     """URL, folder, file or device of the source. A `push` source has none."""
 
     rate: Annotated[PositiveFloat, Field(le=1000)] | None = None
-    """Most pictures per second; of a stream, the latest wins. Default: 1 for streams, cameras and snapshots, no limit
-    for folders and `push`."""
+    """Largest number of pictures per second; of a stream, the latest picture wins. Default: 1 for streams, cameras
+    and snapshots, no limit for folders and `push`."""
 
     changed: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Skip a picture that differs by less than this from the last one taken: the mean difference of brightness, as a
@@ -165,11 +165,11 @@ class SourceSettings(_Table):
     """Pictures to keep on the device once they are answered, as long as the spool has room: none, unsure or all."""
 
     learn: bool = False
-    """Keep pictures of this source to learn from. The table [learn] and the scheduler setting `--learn` must allow it
+    """Keep pictures of this source for learning. The table [learn] and the scheduler setting `--learn` must allow it
     too."""
 
     after: Literal["leave", "move", "delete"] = "leave"
-    """Fate of a file of a folder once its answer is stored: leave, move or delete it."""
+    """Action for a file of a folder after its answer is stored: leave, move or delete it."""
 
     move_to: UserPath | None = None
     """Folder for the files with `after = "move"`, on the same disk."""
@@ -201,7 +201,7 @@ class UplinkSettings(_Table):
     all."""
 
     pictures_to_scheduler: Which = "none"
-    """Pictures that the scheduler gets a copy of: none, unsure or all."""
+    """Pictures of which the scheduler gets a copy: none, unsure or all."""
 
     bytes_per_day: Bytes | None = None
     """Budget for all that the node sends and receives in 24 hours. A node with a budget takes no jobs. Default: no
@@ -216,8 +216,8 @@ class SpoolSettings(_Table):
     """Storage for what waits on the device."""
 
     size: Annotated[Bytes, Field(ge=4 * 2**20)] = 500 * 10**6
-    """Most bytes on the disk. What does not fit is dropped: first pictures with sure answers, then pictures with unsure
-    answers, answers last."""
+    """Largest number of bytes on the disk. Beyond it, the node drops first pictures with sure answers, then pictures
+    with unsure answers, and answers last."""
 
     folder: UserPath | None = None
     """Folder of the spool. Default: the one in $STATE_DIRECTORY, which systemd sets, or
@@ -228,7 +228,8 @@ class LearnSettings(_Table):
     """The pictures that the device keeps to learn from."""
 
     size: Annotated[Bytes, Field(ge=2**20)]
-    """Most bytes on the disk, such as 500MB. Pictures that the others can spare make room."""
+    """Largest number of bytes on the disk, such as 500MB. Beyond it, the node drops pictures of the most frequent
+    classes and kinds first, and labelled pictures last."""
 
     audit_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the pictures with sure answers that go up as well, to measure how often the tiers agree. Only pictures
@@ -253,11 +254,11 @@ class EndSettings(NodeSettings):
     port: Port = 8071
 
     task_budget_s: PositiveFloat = 30.0
-    """Seconds that a task may take in all where its sender names no budget."""
+    """Seconds that a task may take in all if its sender sets no budget."""
 
     allowed_upstreams: Annotated[CommaSeparatedUrls, Field(max_length=MAX_ALLOWED_UPSTREAMS)] = ()
-    """URLs, comma-separated, below which an upstream node must lie for this node to send images there, such as
-    http://10.0.0.5:8072. The scheduler hears the list and keeps to it. Default: any, as the scheduler says."""
+    """URLs of upstream nodes to which this node may send images, comma-separated, such as http://10.0.0.5:8072; URLs
+    below them count too. The scheduler gets the list and respects it. Default: any node that the scheduler names."""
 
     source: Annotated[tuple[SourceSettings, ...], BeforeValidator(_read_sources), Field(max_length=64)] = ()
     """Places where pictures come from, as NAME=URL; in the TOML file a table named `source` for each. The flag

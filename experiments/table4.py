@@ -100,8 +100,8 @@ _MOST_WARM_UP = max(way.warm_up for ways in _WAYS.values() for way in ways)
 class Chosen(Options):
     """The encoder, the links, and how much is measured."""
 
-    encoder: EncoderKind = option(EncoderKind.CONV1, "Whose features are sent.")
-    form: FeatureForm = option(FeatureForm.UINT8, "How they are written.")
+    encoder: EncoderKind = option(EncoderKind.CONV1, "Encoder whose features are sent.")
+    form: FeatureForm = option(FeatureForm.UINT8, "Number format of the features.")
     latency: list[float] | None = option(
         None,
         "Seconds to the upstream node and back; may be repeated. Default: 0.5, 1, 1.5, 2; 0.5, 2 with --quick.",

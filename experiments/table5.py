@@ -73,7 +73,7 @@ class Chosen(Options):
     """Cells to measure, and the number of runs."""
 
     runs: int = option(5, "Runs of each cell.", quick=1, min=1, max=MOST_RUNS)
-    failures: NodeNumbers | None = option(None, "How many devices fall silent. Default: 0 to 6.")
+    failures: NodeNumbers | None = option(None, "Numbers of devices that fall silent. Default: 0 to 6.")
     method: list[Recovery] | None = option(None, "Only this method; may be repeated.")
 
 

@@ -42,22 +42,22 @@ class SchedulerSettings(ServiceSettings):
     """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
 
     max_body_bytes: PositiveInt = 1024**3
-    """Largest upload in bytes; a larger one is refused with 413 as soon as it shows."""
+    """Largest upload in bytes; a larger one is refused with 413 as soon as this is known."""
 
     root_path: Annotated[str, AfterValidator(checked_root_path)] = ""
-    """Path of a site below which a reverse proxy serves the scheduler, such as /terrace. Default: as the proxy says in
+    """Path under which a reverse proxy serves the scheduler, such as /terrace. Default: the proxy's
     X-Forwarded-Prefix."""
 
     trusted_proxies: CommaSeparatedNetworks = ("127.0.0.0/8", "::1")
-    """Addresses and networks, comma-separated, of reverse proxies that are believed: their X-Forwarded-Prefix, -Proto,
-    -Host and -Port say under which path, scheme and name browsers know the scheduler. Default: this machine's own."""
+    """Addresses and networks, comma-separated, of trusted reverse proxies. Their X-Forwarded-Prefix, -Proto, -Host
+    and -Port give the path, scheme and name that browsers use. Default: this machine's addresses."""
 
     state: UserPath = Path(".terrace/scheduler")
     """Folder for the database, the pixels of unfinished jobs and uploads under way. Each scheduler has its own."""
 
     database: str | None = None
-    """SQLAlchemy URL of the database (async driver). Of several schedulers with the same one, one leads and the others
-    stand by. Default: an SQLite file in the state folder."""
+    """SQLAlchemy URL of the database (async driver). If several schedulers share a database, one leads and the
+    others stand by. Default: an SQLite file in the state folder."""
 
     leader_lease_s: PositiveFloat = 5.0
     """Seconds after the last renewal of the lease at which another scheduler of the same database takes over."""
@@ -67,7 +67,7 @@ class SchedulerSettings(ServiceSettings):
     own."""
 
     scheme: Scheme = Scheme.MAPPING
-    """Scheme of jobs that name none: end, end-cloud, end-edge, mapping or adaptive."""
+    """Scheme of jobs that do not name one: end, end-cloud, end-edge, mapping or adaptive."""
 
     n_map: PositiveInt | None = None
     """End devices per edge node in the scheme `mapping`. Default: the paper's Eq. 4 over the nodes' measured speeds."""
@@ -85,8 +85,9 @@ class SchedulerSettings(ServiceSettings):
     measured."""
 
     window: Annotated[int, Field(ge=1, le=64)] = 3
-    """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme `adaptive`
-    those count whose coarse answer it owes; how many wait for upstream nodes follows from the estimates."""
+    """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme
+    `adaptive`, only tasks count whose coarse answer the device owes; the estimates limit those that wait for
+    upstream nodes."""
 
     order: Literal["free", "sequential"] = "free"
     """Order in which end devices get tasks, one after the other. If the next device has a full window, `free` takes the
@@ -97,91 +98,92 @@ class SchedulerSettings(ServiceSettings):
     """Tiers and node ids that may see pixels, comma-separated."""
 
     share: CommaSeparated = (Share.CLOUD,)
-    """The rule on pictures that leave their site: none, cloud (to the cloud nodes of no site) or sites (also to edge
-    nodes of other sites while its own are dead or full). Rules for single sites may follow, such as
+    """Rule for pictures that leave their site: none, cloud (to cloud nodes without a site) or sites (also to edge
+    nodes of other sites while the site's own are dead or full). Rules for single sites may follow, such as
     cloud,shop-7=none."""
 
     heartbeat_s: PositiveFloat = 0.2
     """Seconds between two heartbeats of a node."""
 
     suspect_s: PositiveFloat = 0.5
-    """Silence after which a node is suspect at the latest; one whose heartbeats come regularly is so before."""
+    """Longest silence before a node is suspect; a node with regular heartbeats is suspect earlier."""
 
     probe_s: PositiveFloat = 0.4
-    """Seconds in which a suspect must answer the scheduler's own probe; a silent one that does not is dead."""
+    """Seconds in which a suspect node must answer the scheduler's probe; a silent node that does not answer is dead."""
 
     lease_s: PositiveFloat = 3.0
-    """Silence after which a node is dead, even one that answers probes, and its tasks go to others."""
+    """Silence after which a node is dead, even if it answers probes. Its tasks then go to others."""
 
     stall_s: PositiveFloat = 5.0
-    """Seconds without progress that are never held against a node that has work; a slow one is given more."""
+    """Seconds without progress after which a node with work is suspect; a slow node gets more time."""
 
     set_aside_s: PositiveFloat = 1.0
-    """Seconds for which an end device gets nothing after a wrong answer; twice as long after each further one in a row,
-    at most 30."""
+    """Seconds for which a node gets no tasks after a wrong answer. The time doubles with each further wrong answer
+    in a row, up to 30."""
 
     deadline_s: PositiveFloat = 24 * 3600.0
-    """Seconds from the submission of a job to its end at the latest, where the job names no deadline."""
+    """Largest number of seconds from the submission of a job to its end, if the job sets no deadline."""
 
     task_deadline_s: PositiveFloat = 300.0
-    """Seconds from the first dispatch of a task to its final answer, where the job names none."""
+    """Seconds from the first dispatch of a task to its final answer, if the job sets no other time."""
 
     coarse_timeout_s: PositiveFloat = 30.0
-    """Seconds in which an end device must give the coarse answer; a slower attempt is made again on another device."""
+    """Seconds in which an end device must give the coarse answer; otherwise another device gets the task."""
 
     max_attempts: Annotated[int, Field(ge=1, le=5)] = 5
     """Attempts that may fail before a task is given up."""
 
     retries_per_s: PositiveFloat = 20.0
-    """Retries and hedges that each job may make per second; more of them wait."""
+    """Retries and hedges that each job may make per second; further ones wait."""
 
     retry_burst: PositiveInt = 100
-    """Retries and hedges that a job may make at once, while it has made few."""
+    """Retries and hedges that a job may make at once, if it has made few before."""
 
     hedge: bool = False
-    """Make a second attempt of a task that takes longer than 95 % of its job's tasks on the same device, where another
-    device has nothing to do; the first answer counts."""
+    """If a task takes longer than 95 % of its job's tasks on the same device, and another device is idle, make a
+    second attempt there. The first answer counts."""
 
     acknowledge_s: PositiveFloat = 0.5
     """Seconds in which a device must acknowledge a task of a job with recovery=reassign (t_comm of the paper)."""
 
     max_images: PositiveInt = 100_000
-    """Most images in one job."""
+    """Largest number of images in one job."""
 
     max_unfinished_jobs: PositiveInt = 1000
-    """Most jobs that wait or run, uploads of jobs under way included; further ones are refused with 503."""
+    """Largest number of jobs that wait or run, including uploads of jobs; further jobs are refused with 503."""
 
     max_pixels: Annotated[int, Field(ge=1, le=2**28)] = 64 * 1024**2
-    """Most pixels of one image, checked before it is decoded. A JPEG that is not progressive may have four times as
-    many, up to 268435456: it is decoded at a half to an eighth of its size."""
+    """Largest number of pixels of one image, checked before it is decoded. A JPEG that is not progressive may have
+    four times as many, up to 268435456: it is decoded at a half to an eighth of its size."""
 
     max_file_bytes: PositiveInt = 64 * 1024**2
     """Largest single image file, in an upload or in a zip."""
 
     max_inflated_bytes: PositiveInt = 4 * 1024**3
-    """Most bytes that an upload may grow to when it is unpacked."""
+    """Largest number of bytes to which an upload may grow when it is unpacked."""
 
     decoders: Annotated[int, Field(ge=1, le=32)] = 2
-    """Pictures that are decoded at a time; uploads take turns."""
+    """Number of pictures that are decoded at the same time; uploads take turns."""
 
     retention_s: PositiveFloat = 7 * 24 * 3600.0
     """Seconds for which the scheduler keeps observations, finished jobs with their results, and ended training runs."""
 
     max_observations: PositiveInt = 1_000_000
-    """Most observations that the scheduler keeps; the oldest go first. A million takes about 500 MB of the database."""
+    """Largest number of observations that the scheduler keeps; it deletes the oldest first. A million takes about
+    500 MB of the database."""
 
     sink_retry_s: PositiveFloat = 24 * 3600.0
-    """Seconds after which an event that the receiver of a sink does not take becomes a dead letter."""
+    """Seconds after which an event becomes a dead letter if the receiver of its sink does not take it."""
 
     sink_keep_s: PositiveFloat = 7 * 24 * 3600.0
-    """Seconds after which an event is deleted even if a sink, such as a paused one, has not had it."""
+    """Seconds after which an event is deleted, even if a sink has not delivered it, such as a paused sink."""
 
     sink_allow_private: bool = False
     """Let sinks connect to private addresses and to the scheduler's own machine. Link-local addresses and the metadata
     services of clouds are never allowed."""
 
     learn: bool = False
-    """Let devices keep pictures to learn from, where the device and its source allow it too."""
+    """Let devices keep pictures for learning, if the device and its source allow it too."""
 
     @field_validator("trusted")
     @classmethod

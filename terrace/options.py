@@ -107,8 +107,8 @@ Data = Annotated[
 _DATASET = typer.Option(
     "--dataset",
     metavar="NAME",
-    help="cifar100, mnist, or a folder with hierarchy.toml, train/ and test/. A command that only measures also takes "
-    "pictures in folders called like their classes.",
+    help="cifar100, mnist, or a folder with hierarchy.toml, train/ and test/. A command that only measures "
+    "also takes pictures in folders named after their classes.",
 )
 DatasetName = Annotated[str, _DATASET]
 OtherDataset = Annotated[str | None, _DATASET]

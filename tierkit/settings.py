@@ -112,24 +112,24 @@ class ServiceSettings(BaseModel):
     """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
 
     tokens: UserPath | None = None
-    """File of the callers that may use this service, written by `terrace token`; read again when it changes. Default:
-    none, so that everyone who reaches the service may use it."""
+    """File of the callers that may use this service, written by `terrace token`; read again when it changes.
+    Default: none; everyone who reaches the service may then use it."""
 
     insecure: bool = False
-    """Listen beyond loopback although no token is asked for."""
+    """Listen beyond loopback without tokens."""
 
     tls_cert: UserPath | None = None
     """PEM file with the certificate of this service, followed by its authorities' certificates; the service then speaks
     only https. Read again when it changes."""
 
     tls_key: UserPath | None = None
-    """PEM file with the private key of `tls_cert`, without a password. Default: `tls_cert` holds it as well."""
+    """PEM file with the private key of `tls_cert`, without a password. Default: `tls_cert` contains it too."""
 
     tls_ca: UserPath | None = None
     """PEM file with the authorities whose certificates this service trusts. Default: the usual public ones."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
-    """Least severe messages that are written: debug (with one line per request), info, warning or error."""
+    """Least severe level of messages in the log: debug (with one line per request), info, warning or error."""
 
     log_format: Literal["text", "json"] = "text"
     """`text` for people, `json` for machines (one object a line), both on standard error."""
@@ -159,7 +159,7 @@ class ServiceSettings(BaseModel):
     """Seconds for which an idle connection stays open for the next request."""
 
     max_connections: PositiveInt = 512
-    """Connections served at a time. Requests on the next 64 are answered with 503, further connections closed at
+    """Largest number of connections. Requests on the next 64 connections get 503; further connections are closed at
     once."""
 
     @property
@@ -174,7 +174,7 @@ class FurtherScheduler(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)]
-    """URL of the scheduler; with standbys the URLs of all of them, comma-separated."""
+    """URL of the scheduler; with standbys, the URLs of all schedulers, comma-separated."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:\[\]-]{0,61}[A-Za-z0-9\]])?$")] | None = None
     """Name of the scheduler in the logs and metrics of this node. Default: host and port of its first URL."""
@@ -238,31 +238,31 @@ class NodeSettings(ServiceSettings):
     at each start; with port 0, such as end-3fa9, fresh at each start."""
 
     scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
-    """URL of the scheduler to register with and to fetch missing models from; without one the node works without a
-    fleet. If other schedulers are standbys, the comma-separated URLs of all of them."""
+    """URL of the scheduler to register with and to fetch missing models from; without it, the node works without a
+    fleet. If there are standbys, give the URLs of all schedulers, comma-separated."""
 
     token_file: UserPath | None = None
     """File with this node's token for the scheduler; only its owner may read it. With a token the node answers only
     callers that the scheduler sends, and the holders of `tokens`."""
 
     token: SecretStr | None = None
-    """The same token itself, where a file will not do. No flag: command lines are public."""
+    """The token itself, if you cannot use a file. It has no flag, because command lines are public."""
 
     site: SiteName | None = None
     """The place to which this node belongs, such as shop-7: its pictures stay there unless the scheduler's `share` says
-    otherwise. Default: the site of its token, if that is for one, or no site."""
+    otherwise. Default: the site of its token if the token has exactly one, otherwise no site."""
 
     advertise_url: HttpUrl | None = None
-    """URL under which the scheduler and other nodes reach this node. Default: the address it listens on or, where
-    that is every interface, the address of the interface that leads to the scheduler."""
+    """URL at which the scheduler and other nodes reach this node. Default: the address that it listens on; if that
+    is every interface, the address of the interface that leads to the scheduler."""
 
     model: CommaSeparated = ()
-    """Names of the networks to serve, comma-separated. Default: the one of this tier; of several, the best that this
-    machine can carry."""
+    """Names of the networks to serve, comma-separated. Default: the network of this tier; if there are several, the
+    best that this machine can run."""
 
     models: UserPath | None = None
-    """Model set: a folder with manifest, networks and thresholds. Default: the scheduler's, whose networks are then
-    fetched; without a scheduler, the networks that ship with Terrace."""
+    """Model set: a folder with manifest, networks and thresholds. Default: the scheduler's model set, which the node
+    fetches; without a scheduler, the networks that ship with Terrace."""
 
     cache: UserPath = Path("~/.cache/terrace")
     """Folder that keeps weights fetched from the scheduler, and copies of its manifests for a start without it."""
@@ -271,19 +271,20 @@ class NodeSettings(ServiceSettings):
     """Execution provider of ONNX Runtime; `cuda` needs the extra `gpu` and a device."""
 
     threads: PositiveInt | None = None
-    """Cores that one batch may use at a time. Default: one on an end device, which has other things to do; on an edge
-    or cloud node all that the process may use."""
+    """Cores that one batch may use at a time. Default: one on an end device, which has other things to do; on an
+    edge or cloud node, all cores that the process may use."""
 
     max_batch_size: PositiveInt = 64
-    """Most images in one inference for each core that it uses; waiting requests are joined up to this size. Beyond some
-    64 a CPU core gains nothing any more, and from 200 on it loses: activations leave its cache. A GPU takes more."""
+    """Largest number of images in one inference per core that it uses. Waiting requests are joined up to this
+    size. On a CPU core, more than 64 gain nothing, and more than 200 are slower, because activations leave the
+    cache. Use more on a GPU."""
 
     max_queue_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """Milliseconds for which a request may wait for others to share its batch, at most 10000, and less where a budget
-    asks for it; 0 joins only what already waits."""
+    """Milliseconds for which a request may wait for others to share its batch, at most 10000, or less if its time
+    budget is short. 0 joins only requests that already wait."""
 
     max_queue_images: PositiveInt = 4096
-    """Most images that may wait for inference; beyond that requests are refused with 503 at once."""
+    """Largest number of images that may wait for inference; further requests are refused with 503 at once."""
 
     images_per_minute: PositiveInt | None = None
     """Power budget: the scheduler gives this node no more images a minute than this. Default: no limit."""
@@ -342,8 +343,8 @@ class UpperSettings(NodeSettings):
     trust: it then needs no whole network in its memory."""
 
     also: Annotated[tuple[FurtherScheduler, ...], BeforeValidator(_read_further), Field(max_length=255)] = ()
-    """Further schedulers that this node serves, as URL or NAME=URL; in the TOML file a table named `also` for each.
-    Each gets an equal share of the node while it has work for it. The flag may be repeated, and the environment
+    """Further schedulers that this node serves, as URL or NAME=URL; in the TOML file, a table named `also` for each.
+    Each scheduler that has work gets an equal share of the node. The flag may be repeated, and the environment
     variable separates them by spaces."""
 
     @model_validator(mode="after")

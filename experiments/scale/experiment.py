@@ -123,14 +123,14 @@ class Chosen(Options):
     )
     scheme: list[Scheme] | None = option(None, "Only this scheme; may be repeated. Default: mapping and adaptive.")
     tasks: int | None = option(
-        None, "Of each fleet of --size. Default: 100 per end device, 1,000,000 at most.", min=1, max=10_000_000
+        None, "Tasks of each fleet of --size. Default: 100 per end device, 1,000,000 at most.", min=1, max=10_000_000
     )
     against: Path | None = option(
-        None, "Record of a figure3 run to hold the simulation against.", dir_okay=False, exists=True
+        None, "Record of a figure3 run to compare the simulation with.", dir_okay=False, exists=True
     )
     compare: bool = option(
         True,
-        "Hold the simulation against the real fleet: measured now, unless --against is given.",
+        "Compare the simulation with the real fleet, which is measured now unless --against is set.",
         names="--validate/--no-validate",
     )
 

@@ -45,7 +45,7 @@ class Chosen(Options):
     seeds: int = option(5, "Runs of each line, from --seed on.", quick=1, min=1, max=_MOST_SEEDS)
     only: list[str] | None = option(
         None,
-        f"A table; may be repeated. Default: {', '.join(TABLES)}. By themselves: {SHARES}, which trains nothing, and "
+        f"A table; may be repeated. Default: {', '.join(TABLES)}. Only if named: {SHARES}, which trains nothing, and "
         f"{TAUGHT}, on CIFAR-100.",
         metavar="TABLE",
     )

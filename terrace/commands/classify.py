@@ -38,7 +38,7 @@ class JobOptions:
     """Options of `terrace classify`: the policy of the job, its labels, and where the results go."""
 
     scheme: Annotated[
-        Scheme | None, typer.Option(help="Who serves after the end device. Default: as the scheduler says.")
+        Scheme | None, typer.Option(help="Rule that selects the upstream node. Default: the scheduler's.")
     ] = None
     labels: Annotated[
         str | None,
@@ -61,7 +61,9 @@ class JobOptions:
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None
     task_deadline_s: Annotated[
         float | None,
-        typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
+        typer.Option(
+            "--task-deadline", help="Seconds for a task's fine answer; after that, the coarse answer is final."
+        ),
     ] = None
     privacy: Annotated[Privacy | None, typer.Option(help="Form in which images may leave the end device.")] = None
     encode_on: Annotated[
@@ -76,15 +78,15 @@ class JobOptions:
     on_bad_input: Annotated[
         OnBadInput | None,
         typer.Option(
-            help="What happens when pictures are damaged: fail, skip them and answer the others, or answer a JPEG from"
-            " what can be decoded of it."
+            help="Action for damaged pictures: fail, skip them and answer the others, or answer the part of a "
+            "JPEG that can be decoded."
         ),
     ] = None
     escalate: Annotated[
         Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")
     ] = None
     escalate_from: Annotated[
-        LowestTier | None, typer.Option(help="The lowest tier whose answer may stand, with --escalate.")
+        LowestTier | None, typer.Option(help="Lowest tier whose answer may be final, with --escalate.")
     ] = None
     escalate_accuracy: Annotated[
         float | None, typer.Option(help="With --escalate threshold: share of the upper network's accuracy to keep.")
@@ -96,8 +98,9 @@ class JobOptions:
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write one result per image to this file (.jsonl or .csv), which appears when all are there. A source"
-            " too large for one upload is sent as several jobs; after a cut the same command continues.",
+            help="Write one result per image to this file (.jsonl or .csv), which appears when all results "
+            "are there. A source too large for one upload becomes several jobs; if the command is "
+            "interrupted, run it again to continue.",
             dir_okay=False,
         ),
     ] = None

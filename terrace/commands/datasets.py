@@ -40,11 +40,16 @@ class ExportOptions:
     site: OnlySite = None
     answers: Annotated[
         bool,
-        typer.Option("--answers", help="Also pictures without a label, by their sure answers from the tiers above."),
+        typer.Option("--answers", help="Add pictures without a label that have a sure answer from a tier above."),
     ] = False
     least_confidence: Annotated[
         float | None,
-        typer.Option(min=0, max=1, metavar="SHARE", help="With --answers: of an answer that counts. Default: 0.7."),
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="With --answers: least confidence of an answer that counts. Default: 0.7.",
+        ),
     ] = None
     test_share: Annotated[
         float,

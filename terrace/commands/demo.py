@@ -48,22 +48,24 @@ _JOIN_BUDGET_S = 10.0
 class DemoNodes:
     """Options of `terrace demo` for the number of nodes and the tiers that must not see pixels."""
 
-    end: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="End nodes.")] = 2
-    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1
-    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1
+    end: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="Number of end nodes.")] = 2
+    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Number of edge nodes.")] = 1
+    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Number of cloud nodes.")] = 1
     untrusted: Untrusted = None
 
 
 @app.command()
 @with_options
 def demo(
-    images: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="Images of the bundled sample.")] = 300,
+    images: Annotated[
+        int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="Number of images from the bundled sample.")
+    ] = 300,
     *,
     nodes: DemoNodes,
     models: ModelSet = None,
     json: Json = False,
 ) -> None:
-    """Start a fleet, classify images of the bundled sample on all three tiers, show what came out, stop everything."""
+    """Start a fleet, classify images of the bundled sample on all three tiers, show the results, and stop the fleet."""
     counts = {Tier.END: nodes.end, Tier.EDGE: nodes.edge, Tier.CLOUD: nodes.cloud}
     console = Console(quiet=True) if json else screen()
     report = run_stoppable(lambda: _demo(counts, images, nodes.untrusted or [], models, console))

@@ -27,7 +27,7 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", s
 @app.command("list")
 @connected
 def list_devices(client: Client, site: OnlySite = None, json: Json = False) -> None:
-    """The nodes that the scheduler knows, and what it thinks of them."""
+    """List the nodes that the scheduler knows, with their health."""
     devices = sorted(client.devices(site=site), key=_order)
     if json:
         print_json({"devices": devices})
@@ -78,7 +78,7 @@ def device_table(devices: Sequence[Device]) -> Listing:
 @app.command()
 @connected
 def drain(client: Client, node: NodeId, json: Json = False) -> None:
-    """Give a node no new tasks until it is resumed; what it has may finish."""
+    """Send a node no new tasks until it is resumed; it finishes the tasks that it has."""
     client.drain(node)
     _say(node, "draining", f"{node} gets no new tasks", json=json)
 
@@ -86,7 +86,7 @@ def drain(client: Client, node: NodeId, json: Json = False) -> None:
 @app.command()
 @connected
 def resume(client: Client, node: NodeId, json: Json = False) -> None:
-    """Give a drained node tasks again, or let a removed one come back."""
+    """Send a drained node tasks again, or let a removed node return."""
     client.resume(node)
     _say(node, "resumed", f"{node} gets tasks again as soon as it is there", json=json)
 
@@ -94,7 +94,7 @@ def resume(client: Client, node: NodeId, json: Json = False) -> None:
 @app.command()
 @connected
 def remove(client: Client, node: NodeId, json: Json = False) -> None:
-    """Give a node's tasks to others, and keep it out until it is resumed."""
+    """Give a node's tasks to other nodes, and keep the node out until it is resumed."""
     client.remove(node)
     _say(node, "removed", f"{node} is out; 'terrace devices resume {node}' lets it come back", json=json)
 
@@ -106,10 +106,10 @@ def forget(
     nodes: Annotated[
         list[str] | None, typer.Argument(metavar="[NODE]...", help="Ids of the nodes.", show_default=False)
     ] = None,
-    dead: Annotated[bool, typer.Option("--dead", help="All that are dead.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="All dead nodes.")] = False,
     json: Json = False,
 ) -> None:
-    """Strike nodes off the list that are dead or removed, and know nothing of them any more."""
+    """Delete dead or removed nodes from the list, with all data about them."""
     chosen = list(nodes or ())
     if dead:
         chosen += [device.node_id for device in client.devices() if device.health is Health.DEAD]
@@ -131,11 +131,11 @@ def trust(
     node: NodeId,
     trusted: Annotated[
         Literal["yes", "no", "default"],
-        typer.Argument(metavar="yes|no|default", help="default: as the scheduler's setting `trusted` says."),
+        typer.Argument(metavar="yes|no|default", help="default: follow the scheduler's setting `trusted`."),
     ],
     json: Json = False,
 ) -> None:
-    """Say whether an edge or cloud node may see pixels; counts from the next task on."""
+    """Decide whether an edge or cloud node may see pixels, from the next task on."""
     known = {
         "yes": (True, "may see pixels"),
         "no": (False, "may not see pixels"),

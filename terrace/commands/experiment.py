@@ -51,8 +51,8 @@ class _Common(Options):
         parser=_run_folder,
         metavar="DIRECTORY",
     )
-    quick: bool = option(False, "A short run, to see that it works: the smaller defaults.", names="--quick")
-    seed: int = option(0, "Seed of all that is drawn by chance.", min=0, max=LARGEST_SEED)
+    quick: bool = option(False, "A short run with smaller defaults, to check that it works.", names="--quick")
+    seed: int = option(0, "Seed of all random choices.", min=0, max=LARGEST_SEED)
     tasks: int | None = option(None, "Tasks of 50 images. Default: 200; 40 with --quick.", min=8, max=MOST_TASKS)
     data: Path | None = option(None, "Folder with CIFAR-100; without it, the bundled sample.", envvar="TERRACE_DATA")
 
@@ -61,9 +61,9 @@ _INVALID = 1
 
 
 def _all(options: Mapping[str, Any], common: dict[str, Any]) -> None:
-    """All of them, one after the other; one that fails does not stop the others.
+    """Run all experiments, one after the other; a failure does not stop the others.
 
-    Those that emulate nothing run at this machine's speed with any profile.
+    Experiments without emulation run at this machine's speed with any profile.
     """
     _run(ALL, None, **common)
 

@@ -40,7 +40,7 @@ class MachineOptions:
             "--memory-mb",
             min=1,
             max=1e9,
-            help="Memory for a network. Default: what is free here, limits of containers included.",
+            help="Memory for a network. Default: the free memory here, within the limits of containers.",
         ),
     ] = None
     within_ms: Annotated[
@@ -56,7 +56,9 @@ class MachineOptions:
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, callback=within_cores, help="Cores for one network. Default: as a node: 1 at the end tier, else all."
+            min=1,
+            callback=within_cores,
+            help="Cores for one network. Default: like a node, 1 at the end tier and otherwise all.",
         ),
     ] = None
 
@@ -73,7 +75,7 @@ class MachineOptions:
 @interruptible
 @with_options
 def fit_networks(options: MachineOptions, json: Json = False) -> None:
-    """Propose the network of each tier that this machine can carry: by memory, cores and speed."""
+    """Propose a network for each tier that this machine can run, by memory, cores and speed."""
     import_runtime()
     manifest = load_manifest(options.models)
     tiers = [options.tier] if options.tier is not None else [Tier(tier) for tier in Tier if _has(manifest, tier)]
@@ -161,14 +163,20 @@ class Devices:
         ),
     ] = None
     upstream_ms: Annotated[
-        float | None, typer.Option("--upstream-ms", min=0.001, max=1e9, help="The same of the upstream node.")
+        float | None,
+        typer.Option(
+            "--upstream-ms", min=0.001, max=1e9, help="Milliseconds of the whole network on the upstream node."
+        ),
     ] = None
     upstream_factor: Annotated[
-        float | None, typer.Option("--upstream-factor", min=0.001, max=1e9, help="The same of the upstream node.")
+        float | None,
+        typer.Option(
+            "--upstream-factor", min=0.001, max=1e9, help="Or its time as a multiple of this machine's; 1 by default."
+        ),
     ] = None
     most_bytes: Annotated[
         int | None,
-        typer.Option("--most-bytes", min=1, max=2**31, help="Limit of the bytes that are sent for one image."),
+        typer.Option("--most-bytes", min=1, max=2**31, help="Largest number of bytes to send for one image."),
     ] = None
     link_mbps: Annotated[
         float | None,

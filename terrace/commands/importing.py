@@ -31,7 +31,7 @@ class ImportOptions:
 
     file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="The network.", exists=True, dir_okay=False)]
     models: Annotated[
-        Path, typer.Option(metavar="SET", help="Model set: a folder; begun if it is not there.", file_okay=False)
+        Path, typer.Option(metavar="SET", help="Folder of the model set; made if it is missing.", file_okay=False)
     ]
     tier: Annotated[Tier, typer.Option(help="Tier that runs it.")]
     labels: Annotated[
@@ -58,12 +58,12 @@ class ImportOptions:
     int8: Annotated[bool, typer.Option("--int8", help="Quantise it to INT8; needs --calibrate.")] = False
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Folder of pictures like those to come, to quantise with.", exists=True, file_okay=False),
+        typer.Option(help="Folder of typical pictures to quantise with.", exists=True, file_okay=False),
     ] = None
     validate: Annotated[
         Path | None,
         typer.Option(
-            help="Labelled pictures, in folders called like the classes: measures accuracy and looks for mistakes.",
+            help="Labelled pictures, in folders named after the classes: measures accuracy and looks for mistakes.",
             exists=True,
             file_okay=False,
         ),
@@ -77,7 +77,7 @@ class ImportOptions:
 @interruptible
 @with_options
 def import_network(options: ImportOptions, json: Json = False) -> None:
-    """Enter an ONNX network of your own into a model set, with its preprocessing inside."""
+    """Add your own ONNX network to a model set, with its preprocessing inside."""
     try:
         from models.importing.run import Wish, import_network as run
     except ImportError as exc:

@@ -40,23 +40,23 @@ class ImproveOptions:
         ),
     ]
     tier: Annotated[str, typer.Option(help="Tier whose network is improved: end.")] = "end"
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How often the devices' changes are joined.")] = 20
-    layers: Annotated[
-        int, typer.Option(min=0, max=10_000, help="How many of the last layers are trained; 0 for all.")
-    ] = 0
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Number of rounds; each combines the devices' changes.")
+    ] = 20
+    layers: Annotated[int, typer.Option(min=0, max=10_000, help="Number of last layers to train; 0 for all.")] = 0
     devices: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Workers that are expected: a round has a change of each.")
+        int, typer.Option(min=1, max=10_000, help="Number of expected workers; each sends one change per round.")
     ] = 3
     rate: Annotated[float, typer.Option(min=1e-6, max=10, help="Learning rate of the workers' steps.")] = 0.01
     batch_size: Annotated[int, typer.Option(min=1, max=4_096, help="Pictures of a step.")] = 32
     least_confidence: Annotated[
-        float, typer.Option(min=0, max=1, help="An answer from above with less is not learned.")
+        float, typer.Option(min=0, max=1, help="Least confidence of an answer from above that is learned.")
     ] = 0.7
     mirror: Annotated[
         bool,
         typer.Option(
             "--mirror/--no-mirror",
-            help="Learn mirror images as well. Leave them out if a class has another mirror image.",
+            help="Learn mirror images too. Leave them out if the mirror image of a class looks like another class.",
         ),
     ] = True
     strategy: Annotated[
@@ -106,7 +106,7 @@ class Judgement(TrialOptions):
             min=0, max=1, metavar="SHARE", help="Do nothing unless the audited agreement of the fleet is below this."
         ),
     ] = None
-    no_release: Annotated[bool, typer.Option("--no-release", help="Stop when the improved model set is there.")] = False
+    no_release: Annotated[bool, typer.Option("--no-release", help="Stop after writing the improved model set.")] = False
     within: Annotated[
         str, typer.Option(metavar="SPAN", help="Time for the training; then the command ends, and can continue.")
     ] = "1d"
@@ -114,7 +114,8 @@ class Judgement(TrialOptions):
         str, typer.Option(metavar="HOST:PORT", help="Address at which the host of the run listens; port 0 for any.")
     ] = "127.0.0.1:0"
     advertise_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Under which devices reach it. Default: that address.")
+        str | None,
+        typer.Option(metavar="URL", help="URL at which devices reach the host. Default: the address of --listen."),
     ] = None
 
     def host(self, scheduler: str, credentials: Credentials) -> dict[str, object]:
@@ -141,7 +142,7 @@ def improve(
     *,
     credentials: Credentials,
 ) -> None:
-    """Improve a release by what devices have kept: train, compare, make a release and start its trial."""
+    """Improve a release with pictures that devices have kept: train, compare, make a release and start its trial."""
     check_tls_ca(context, scheduler)
     with training_extra("training on the fleet", "learn"):
         import torch  # noqa: F401

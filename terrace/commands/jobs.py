@@ -52,7 +52,7 @@ class AttemptRange:
 @app.command("list")
 @connected
 def list_jobs(client: Client, chosen: JobRange, json: Json = False) -> None:
-    """The newest jobs."""
+    """List the newest jobs."""
     page = client.jobs(limit=chosen.limit, cursor=chosen.cursor, state=chosen.state, site=chosen.site)
     if json:
         print_json(page)
@@ -93,7 +93,7 @@ def list_jobs(client: Client, chosen: JobRange, json: Json = False) -> None:
 @app.command()
 @connected
 def show(client: Client, job: JobId, json: Json = False) -> None:
-    """One job: how far it is, how well it did, who answered."""
+    """Show one job: its progress, its accuracy, and the tiers that answered."""
     _print_job(client.job(job), json)
 
 
@@ -166,7 +166,7 @@ def results(
         bool, typer.Option("--bom", help="Begin a CSV with a byte order mark, as spreadsheets want it.")
     ] = False,
 ) -> None:
-    """The answers so far, one line per image, in the order in which the images were sent."""
+    """Show the answers so far, one line per image, in the order of the upload."""
     if bom and format != "csv":
         raise typer.BadParameter("it goes with --format csv", param_hint="--bom")
     if sys.stdout.isatty():
@@ -193,7 +193,7 @@ def events(client: Client, job: JobId, json: Json = False) -> None:
 @app.command()
 @connected
 def cancel(client: Client, job: JobId, json: Json = False) -> None:
-    """Stop a job; what it has answered so far stays."""
+    """Stop a job; its answers so far stay."""
     _print_job(client.cancel(job), json)
 
 
@@ -202,7 +202,7 @@ def cancel(client: Client, job: JobId, json: Json = False) -> None:
 def wait(
     client: Client,
     job: JobId,
-    budget_s: Annotated[float | None, typer.Option("--budget", min=0, help="Seconds to wait at most.")] = None,
+    budget_s: Annotated[float | None, typer.Option("--budget", min=0, help="Longest time to wait, in seconds.")] = None,
     json: Json = False,
 ) -> None:
     """Wait until a job is done; exit code 1 unless it was completed and each image has an answer."""

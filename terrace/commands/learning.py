@@ -22,7 +22,8 @@ _SILENT_S = 120.0
 @app.command()
 @connected
 def learning(client: Client, json: Json = False) -> None:
-    """The pictures that devices keep to learn from, how far the tiers agree, and the improvements of releases."""
+    """Show the pictures that devices keep for learning, the agreement of the tiers, and the improvements of
+    releases."""
     now, improvements = client.learning(), client.improvements()
     if json:
         print_json(

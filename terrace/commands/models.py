@@ -372,14 +372,17 @@ class Timed:
 
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks. Default: all.")] = None
     batches: Annotated[
-        list[int] | None, typer.Option("--batch", min=1, max=10_000, help="Batch size; give several.")
+        list[int] | None, typer.Option("--batch", min=1, max=10_000, help="Batch size; may be repeated.")
     ] = None
     models: ModelSet = None
     runs: Annotated[
         Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured with the INT8 ones.")
     ] = None
     fp32: Annotated[
-        bool, typer.Option("--fp32", help="Each INT8 network also in FP32, its weights taken back from INT8.")
+        bool,
+        typer.Option(
+            "--fp32", help="Also measure each INT8 network in FP32, with its weights converted back from INT8."
+        ),
     ] = False
 
 
@@ -528,7 +531,8 @@ def tune_escalation(
     computing: Computing,
     json: Json = False,
 ) -> None:
-    """Choose how sure an answer must be to stand, on images that the networks have not seen, and store it with them."""
+    """Choose escalation thresholds on images that the networks have not seen, and store the thresholds with the
+    networks."""
     target = aim.target()
     import_runtime()
     with rewritten.open() as (manifest, source), progress_bars("image") as progress:

@@ -43,7 +43,7 @@ class ObservationOptions:
     node: Annotated[str | None, typer.Option(metavar="NODE", help="Only sources of this node.")] = None
     site: OnlySite = None
     label: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Only this answer; a superclass stands for its classes.")
+        str | None, typer.Option(metavar="CLASS", help="Only this answer; a superclass includes its classes.")
     ] = None
     since: Annotated[
         str | None,
@@ -54,18 +54,20 @@ class ObservationOptions:
     below: Annotated[
         float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Only answers that are less sure than this.")
     ] = None
-    amended: Annotated[bool, typer.Option("--amended", help="Only those with a later, better answer.")] = False
+    amended: Annotated[bool, typer.Option("--amended", help="Only observations with a later, better answer.")] = False
     disagree: Annotated[
         bool,
         typer.Option("--disagree", help="Only pictures to label: answers differ, or were unsure. Most useful first."),
     ] = False
     limit: Annotated[int | None, typer.Option(min=1, help="How many, newest first. Default: 20.")] = None
-    follow: Annotated[bool, typer.Option("--follow", help="Show new ones as they arrive, until Ctrl-C.")] = False
+    follow: Annotated[bool, typer.Option("--follow", help="Show new observations as they arrive, until Ctrl-C.")] = (
+        False
+    )
     out: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|FOLDER/",
-            help="Write all of them to a file (.jsonl or .csv), or their pictures to a folder, sorted by answer.",
+            help="Write all observations to a file (.jsonl or .csv), or their pictures to a folder, sorted by answer.",
         ),
     ] = None
     after: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="With --out: only higher sequence numbers.")] = 0

@@ -33,7 +33,7 @@ __all__ = ["app"]
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Measure what an encoder gives away of the pictures behind it; train one.",
+    help="Measure how much of the pictures an encoder gives away; train an encoder.",
 )
 
 _EXPERIMENT = "privacy-audit"
@@ -68,17 +68,21 @@ class AuditOptions:
     ] = None
     network: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whose encoder. Default: the first that has one.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Network whose encoder is attacked. Default: the first that has one.",
+            show_default=False,
+        ),
     ] = None
     form: Annotated[
-        str | None, typer.Option(metavar="FORM", help="uint8 (as sent unless asked otherwise), float16 or float32.")
+        str | None, typer.Option(metavar="FORM", help="uint8 (the default of jobs), float16 or float32.")
     ] = None
     all_: Annotated[bool, typer.Option("--all", help="Every encoder of the manifest, conv1 in two forms.")] = False
     images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for record, table and pictures. Default: runs/privacy-TIME. The page shows SET/privacy.",
+            help="Folder for record, table and pictures. Default: runs/privacy-TIME. The dashboard shows SET/privacy.",
             file_okay=False,
         ),
     ] = None
@@ -89,10 +93,11 @@ class AuditOptions:
         int, typer.Option(min=1, help="Pictures that a learned attack may send through the encoder; --quick has fewer.")
     ] = 100_000
     thorough: Annotated[
-        bool, typer.Option("--thorough", help=f"{_THOROUGH:,} queries, whatever --queries says. With --all: an hour.")
+        bool,
+        typer.Option("--thorough", help=f"{_THOROUGH:,} queries, even with --queries. With --all, this takes an hour."),
     ] = False
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0
-    quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0
+    quick: Annotated[bool, typer.Option("--quick", help="Weak attackers, to check that it works.")] = False
     threads: TorchThreads = None
     data: Data = None
     dataset: DatasetName = CIFAR100
@@ -107,7 +112,7 @@ class AuditOptions:
 @interruptible
 @with_options
 def audit(options: AuditOptions, json: Json = False) -> None:
-    """Attack encoders with all that is known, and show the share of the pictures that comes back."""
+    """Attack encoders, and show how much of the pictures the attacks recover."""
     folder = options.models or weights_folder()
     manifest = load_manifest(folder)
     subjects = _subjects(manifest, options.encoder, options.network, options.form, everything=options.all_)

@@ -31,7 +31,7 @@ def train(
     models: ModelSet = None,
     runs: Runs = _RUNS,
     upper_runs: Annotated[
-        Path, typer.Option(help="Runs of 'terrace models train', where a configuration starts from one.")
+        Path, typer.Option(help="Folder of the runs of 'terrace models train', if a configuration starts from one.")
     ] = _UPPER_RUNS,
     *,
     training: TrainingOptions,
@@ -58,12 +58,14 @@ class Exported:
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Weights folder to enter it into, begun as a copy of the bundled one. Default: one in the run folder.",
+            help="Model set to write into; a new one begins as a copy of Terrace's own. Default: one in the "
+            "run folder.",
             file_okay=False,
         ),
     ] = None
     noise: Annotated[
-        float | None, typer.Option(min=0, help="Noise on the device instead of the configuration's; hides more.")
+        float | None,
+        typer.Option(min=0, help="Noise that the device adds, instead of the configuration's. More noise hides more."),
     ] = None
 
 
@@ -94,9 +96,9 @@ class FrontOptions:
     """Options of `terrace privacy front`."""
 
     out: Annotated[Path, typer.Option(help="Folder for JSON, CSV and plot.", file_okay=False, show_default=False)]
-    network: Annotated[str, typer.Option(metavar="NAME", help="Whose encoders are compared.")] = "resnet-34"
+    network: Annotated[str, typer.Option(metavar="NAME", help="Network whose encoders are compared.")] = "resnet-34"
     images: Annotated[int, typer.Option(min=8, max=10_000, help="Held-out images to attack.")] = 200
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0
     queries: Annotated[int, typer.Option(min=1000, help="Pictures that each attacker may send through the head.")] = (
         160_000
     )
@@ -116,7 +118,7 @@ def front(
     options: FrontOptions,
     json: Json = False,
 ) -> None:
-    """Attack several learned encoders of one network, and draw what each gives away against how well it answers."""
+    """Attack several learned encoders of one network, and plot how much each gives away against its accuracy."""
     with training_extra("attacking an encoder"):
         import torch
 

@@ -30,7 +30,9 @@ app = typer.Typer(
 )
 
 Ref = Annotated[str, typer.Argument(metavar="RELEASE", help="NAME@NUMBER, or the number.", show_default=False)]
-Follow = Annotated[bool, typer.Option("--follow", help="Wait for the end; exit code 1 unless all nodes got it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Wait for the end; exit code 1 unless all nodes got the release.")
+]
 
 _GUARDS: dict[str, GuardName] = {"agreement": "agreement", "p99": "p99", "errors": "errors"}
 _NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
@@ -162,7 +164,7 @@ def list_releases(client: Client, json: Json = False) -> None:
 @app.command()
 @connected
 def show(client: Client, release: Ref, json: Json = False) -> None:
-    """One release: its networks, the nodes that hold them or cannot, and the guards of its trial."""
+    """Show one release: its networks, the nodes that hold or cannot hold them, and the guards of its trial."""
     now = client.release(release)
     rollout = _latest(client.releases(), now.release)
     if json:
@@ -262,14 +264,14 @@ def rollback(
         str | None,
         typer.Argument(
             metavar="[RELEASE]",
-            help="The release to leave. Default: one that rolls out, otherwise the release in force.",
+            help="The release to leave. Default: the release that rolls out now, otherwise the release in force.",
             show_default=False,
         ),
     ] = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
-    """Return all nodes to the release before."""
+    """Return all nodes to the previous release."""
     _finish(client, client.roll_back(release), follow=follow, json=json)
 
 

@@ -28,8 +28,7 @@ def sample(
 ) -> None:
     """Write images of the bundled sample as PNG files, each named by its number and its class.
 
-    Those come first that all of Terrace's networks answer rightly; only the whole sample has the pictures that they do
-    not.
+    Images that all of Terrace's networks answer correctly come first; only the whole sample has the others.
     """
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="FOLDER")

@@ -14,7 +14,9 @@ from tierkit.client import Client, SinkFilter, SinkNow
 __all__ = ["app"]
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Send events to other systems; see what they did not take."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Send events to other systems; see the events that they did not take.",
 )
 
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="Name of the sink.", show_default=False)]
@@ -41,7 +43,7 @@ class SinkToAdd:
     ] = None
     source: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only of these sources, as NAME or NODE/NAME; may be repeated."),
+        typer.Option(metavar="PATTERN", help="Only events of these sources, as NAME or NODE/NAME; may be repeated."),
     ] = None
     label: Annotated[
         list[str] | None,
@@ -78,7 +80,7 @@ class SinkToAdd:
 @app.command("list")
 @connected
 def list_sinks(client: Client, json: Json = False) -> None:
-    """All sinks, what they took, and what waits for them."""
+    """List all sinks, with the events that they took and the events that wait."""
     known = client.sinks()
     if json:
         print_json(known)
@@ -126,7 +128,7 @@ def add(client: Client, sink: SinkName, new: SinkToAdd, json: Json = False) -> N
 @app.command()
 @connected
 def remove(client: Client, sink: SinkName, json: Json = False) -> None:
-    """Forget a sink, the events that wait for it, and its dead letters."""
+    """Delete a sink, the events that wait for it, and its dead letters."""
     client.remove_sink(sink)
     if json:
         print_json({"name": sink, "removed": True})
@@ -137,14 +139,14 @@ def remove(client: Client, sink: SinkName, json: Json = False) -> None:
 @app.command()
 @connected
 def pause(client: Client, sink: SinkName, json: Json = False) -> None:
-    """Let the events of a sink wait until it is resumed."""
+    """Hold the events of a sink until it is resumed."""
     _say(client.pause_sink(sink), f"the events of {sink} wait; 'terrace sinks resume {sink}' sends them", json=json)
 
 
 @app.command()
 @connected
 def resume(client: Client, sink: SinkName, json: Json = False) -> None:
-    """Deliver again, over a new connection that reads the files with secrets again."""
+    """Deliver the events of a sink again, over a new connection that reads the secret files again."""
     _say(client.resume_sink(sink), f"{sink} gets events again", json=json)
 
 
@@ -165,10 +167,10 @@ def dead(
     client: Client,
     sink: SinkName,
     after: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Only higher numbers.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Most dead letters to show.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Largest number of dead letters to show.")] = 100,
     json: Json = False,
 ) -> None:
-    """Events that the receiver refused or did not take in time."""
+    """Show the events that the receiver refused or did not take in time."""
     page = client.dead_letters(sink, after=after, limit=limit)
     if json:
         print_json(page)

@@ -39,7 +39,7 @@ def list_sites(client: Client, json: Json = False) -> None:
 @app.command()
 @connected
 def show(client: Client, site: SiteName, json: Json = False) -> None:
-    """One site, its figures in the mapping, and its nodes."""
+    """Show one site, its figures in the mapping, and its nodes."""
     now, devices = client.site(site), client.devices(site=site)
     if json:
         print_json({"site": now, "devices": devices})
@@ -60,14 +60,14 @@ def show(client: Client, site: SiteName, json: Json = False) -> None:
 @app.command()
 @connected
 def drain(client: Client, site: SiteName, json: Json = False) -> None:
-    """Give all nodes of a site no new tasks until it is resumed; what they have may finish."""
+    """Send the nodes of a site no new tasks until it is resumed; they finish the tasks that they have."""
     _say(site, "draining", client.drain_site(site), "get no new tasks", json=json)
 
 
 @app.command()
 @connected
 def resume(client: Client, site: SiteName, json: Json = False) -> None:
-    """Give the nodes of a drained site tasks again, or let removed ones come back."""
+    """Send the nodes of a drained site tasks again, or let removed nodes return."""
     _say(site, "resumed", client.resume_site(site), "get tasks again as soon as they are there", json=json)
 
 
@@ -77,11 +77,11 @@ def remove(
     client: Client,
     site: SiteName,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Strike those that are dead or removed off the list instead.")
+        bool, typer.Option("--forget", help="Delete the dead or removed nodes from the list instead.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Give the tasks of a site's nodes to others, and keep these nodes out until the site is resumed."""
+    """Give the tasks of a site's nodes to other nodes, and keep these nodes out until the site is resumed."""
     nodes = client.remove_site(site, forget=forget)
     if forget:
         _say(site, "forgotten", nodes, "are off the list", json=json)

@@ -32,14 +32,21 @@ class NewSource:
     kind: Annotated[
         str | None,
         typer.Option(
-            help="stream, camera, folder, snapshot, push or a kind of a package. Default: by its URL.",
+            help="stream, camera, folder, snapshot, push, or a kind that a package adds. Default: from the URL.",
             show_default=False,
         ),
     ] = None
-    rate: Annotated[float | None, typer.Option(min=0.0, help="Most pictures per second.", show_default=False)] = None
+    rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Largest number of pictures per second.", show_default=False)
+    ] = None
     changed: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Skip pictures that differ by less than this share.", show_default=False),
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Skip pictures that differ by less than this share from the last one taken.",
+            show_default=False,
+        ),
     ] = None
     keep: Annotated[
         Literal["none", "unsure", "all"] | None,
@@ -74,7 +81,7 @@ def list_sources(
     site: OnlySite = None,
     json: Json = False,
 ) -> None:
-    """The sources of all devices, what each saw last, and what waits on its device."""
+    """List the sources of all devices, the last picture of each, and the data that waits on its device."""
     if node is not None:
         if site is not None:
             raise typer.BadParameter("it goes without NODE", param_hint="--site")
@@ -197,7 +204,7 @@ def remove(client: Client, node: NodeId, source: SourceName, json: Json = False)
 @app.command()
 @connected
 def pause(client: Client, node: NodeId, source: SourceName, json: Json = False) -> None:
-    """Let a source take no pictures until it is resumed."""
+    """Stop a source from taking pictures until it is resumed."""
     client.pause_source(node, source)
     _say(node, source, "paused", json=json)
 
@@ -219,7 +226,7 @@ def share(
     users: NewUsers,
     json: Json = False,
 ) -> None:
-    """Let users see a source, by the names of their tokens. It need not have sent anything yet."""
+    """Let users see a source, by the names of their tokens. The source need not have sent anything yet."""
     now = _rights(client, node, source)
     readers = dict.fromkeys((*now.readers, *(users.reader or ())))
     rights = SourceRights(owner=users.owner or now.owner, readers=tuple(readers))
@@ -235,7 +242,7 @@ def unshare(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of tokens.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Let users no longer see a source, its owner included. Operators still see it."""
+    """Hide a source from users, even from its owner. Operators still see it."""
     now = _rights(client, node, source)
     if strangers := [name for name in names if name not in (now.owner, *now.readers)]:
         raise InvalidInput(f"{source} on {node} is not shared with {', '.join(strangers)}")

@@ -36,7 +36,7 @@ _LONGEST_S = 100 * 366 * 86400
 
 DEFAULT_TOKENS = Path(".terrace/tokens.toml")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the holder of the token.", show_default=False)]
 
 Out = Annotated[
     Path | None,
@@ -46,7 +46,7 @@ Out = Annotated[
 ]
 
 Expires = Annotated[
-    str | None, typer.Option(metavar="SPAN", help="Valid for so long: 12h, 30d, 52w. Default: for ever.")
+    str | None, typer.Option(metavar="SPAN", help="Time until the token expires: 12h, 30d, 52w. Default: never.")
 ]
 
 
@@ -54,12 +54,12 @@ Expires = Annotated[
 class TokenOptions:
     """Options of `terrace token create`."""
 
-    name: Annotated[str, typer.Option(metavar="NAME", help="Whose token it is.", show_default=False)]
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the holder of the token.", show_default=False)]
     role: Annotated[
         TokenRole,
         typer.Option(
-            help="user: jobs of one's own; operator: all jobs, and the nodes; admin: trust and tokens as well; "
-            "node: registration; worker: to compute for training runs.",
+            help="user: own jobs; operator: all jobs, and the nodes; admin: trust and tokens too; node: "
+            "register; worker: compute for training runs.",
             show_default=False,
         ),
     ]
@@ -134,14 +134,15 @@ def rotate(
     name: Name,
     tokens: TokensFile = DEFAULT_TOKENS,
     grace: Annotated[
-        str, typer.Option(metavar="SPAN", help="How long the old one stays valid; 0s: no longer.")
+        str, typer.Option(metavar="SPAN", help="Time for which the old token stays valid; 0s: it ends now.")
     ] = "24h",
     expires: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Valid for so long. Default: as long as the old one was.")
+        str | None,
+        typer.Option(metavar="SPAN", help="Time until the new token expires. Default: the lifetime of the old one."),
     ] = None,
     out: Out = None,
 ) -> None:
-    """Make a further token of the same rights, and let the old one expire soon."""
+    """Make another token with the same rights, and let the old one expire soon."""
     token, rest = new_token(), span(grace, zero=True)
     with editing(tokens) as entries:
         entries[:] = rotated(
@@ -163,7 +164,7 @@ def revoke(
     which: Annotated[str, typer.Argument(metavar="NAME|ID", help="All tokens of a name, or one.", show_default=False)],
     tokens: TokensFile = DEFAULT_TOKENS,
 ) -> None:
-    """Make tokens worthless; services know within seconds."""
+    """Revoke tokens; services refuse them within seconds."""
     with editing(tokens) as entries:
         before = len(entries)
         entries[:] = revoked(entries, which)
@@ -174,7 +175,7 @@ def revoke(
 
 @app.command("list")
 def list_tokens(tokens: TokensFile = DEFAULT_TOKENS, json: Json = False) -> None:
-    """List the holders of tokens, with their rights and expiry. The tokens themselves are kept nowhere."""
+    """List the holders of tokens, with their rights and expiry. The tokens themselves are not stored."""
     book, now = read_book(tokens, any_owner=os.geteuid() == 0), _now()
     if json:
         rows = [{"id": entry.id, **entry.model_dump(mode="json", exclude={"sha256"})} for entry in book]

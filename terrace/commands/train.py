@@ -44,7 +44,7 @@ StrategyName = Annotated[
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs. Default: the configuration's.")]
-Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")]
+Wire = Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Number format of the updates.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed. Default: the configuration's.")]
 
 

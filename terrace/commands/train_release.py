@@ -55,7 +55,7 @@ class Released:
         str | None,
         typer.Option(metavar="URL", help="Make the release at this scheduler. Default: only the model set is made."),
     ] = None
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Take a run that has steps left.")] = False
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Accept a run that has steps left.")] = False
     data: Data = None
     dataset: OtherDataset = None
 

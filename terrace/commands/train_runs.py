@@ -104,11 +104,13 @@ def watch(client: Client, run: RunId, json: Json = False) -> None:
 def invite(
     client: Client,
     run: RunId,
-    uses: Annotated[int, typer.Option(min=1, max=1_000, help="Under how many names workers may come.")] = 1,
-    expires: Annotated[str, typer.Option(metavar="SPAN", help="Valid for so long: 12h, 7d, 4w.")] = "7d",
+    uses: Annotated[int, typer.Option(min=1, max=1_000, help="Number of worker names that may join.")] = 1,
+    expires: Annotated[
+        str, typer.Option(metavar="SPAN", help="Time until the invitation expires: 12h, 7d, 4w.")
+    ] = "7d",
     json: Json = False,
 ) -> None:
-    """Make a token for workers of a training run, shown this once with a link and the command to join."""
+    """Make a token for workers of a training run, and show it once, with a link and the command to join."""
     try:
         valid = span(expires, longest_s=LONGEST_INVITATION_S)
     except typer.BadParameter as error:
@@ -144,10 +146,10 @@ def uninvite(
     client: Client,
     run: RunId,
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the invitation, such as alice.3fa9c1.", show_default=False)
+        str, typer.Argument(metavar="NAME", help="Name of the invitation, such as alice.3fa9c1.", show_default=False)
     ],
 ) -> None:
-    """End an invitation to a training run; workers that have come with it are refused within seconds."""
+    """End an invitation to a training run; workers that joined with it are refused within seconds."""
     client.uninvite(run, name)
     screen().print(one_line(f"the invitation {name} has ended"), soft_wrap=True, markup=False, highlight=False)
 
@@ -176,7 +178,8 @@ class WorkerOrder:
         Literal["pause", "drop", "trust", "resume"],
         typer.Argument(
             metavar="pause|drop|trust|resume",
-            help="No work for it; or none ever; or its updates count whatever they are; or they are judged again.",
+            help="pause: no work until it is resumed; drop: no work ever again; trust: count its updates "
+            "without judging them; resume: end these orders.",
             show_default=False,
         ),
     ]

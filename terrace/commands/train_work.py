@@ -51,7 +51,7 @@ class Enlisting:
     ] = None
     name: Annotated[
         str | None,
-        typer.Option(help="Of this worker; with a token, one that the token is for. Default: the machine's."),
+        typer.Option(help="Name of this worker; with a token, a name that the token allows. Default: the machine's."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -66,14 +66,14 @@ class Working:
     answers: TeacherFile = None
     data: Data = None
     dataset: OtherDataset = None
-    device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU
+    device: Annotated[Processor, typer.Option(help="Processor to compute on.")] = Processor.CPU
     threads: TorchThreads = None
     patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="How long the host may be away.")] = 120.0
     while_idle: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Stand back while the node of this machine serves that has written this --ready-file.",
+            help="Pause while the node on this machine serves that has this --ready-file.",
             dir_okay=False,
         ),
     ] = None
@@ -93,28 +93,29 @@ class Working:
             show_default=False,
         ),
     ] = None
-    cache: Annotated[Path, typer.Option(help="Folder for what is fetched.", file_okay=False, metavar="DIRECTORY")] = (
+    cache: Annotated[Path, typer.Option(help="Folder for fetched images.", file_okay=False, metavar="DIRECTORY")] = (
         Path("~/.cache/terrace")
     )
     serve_data: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Pass on to other workers of the run what is fetched, at this address; port 0 for any.",
+            help="Serve fetched images to other workers of the run, at this address; port 0 for any.",
         ),
     ] = None
     data_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Under which they reach it. Default: that address.")
+        str | None,
+        typer.Option(metavar="URL", help="URL at which other workers reach --serve-data. Default: its address."),
     ] = None
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate of --serve-data, which then speaks https.", dir_okay=False)
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key.", dir_okay=False)] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of --tls-cert.", dir_okay=False)] = None
     kept: Annotated[
         str | None,
         typer.Option(
-            help="Train on the pictures that an end node has kept, and on no data set: its folder of kept pictures on "
-            "this machine, or the node's URL.",
+            help="Train only on the pictures that an end node has kept: its folder of kept pictures on this "
+            "machine, or the node's URL.",
             metavar="DIRECTORY|URL",
         ),
     ] = None
@@ -128,7 +129,7 @@ class Working:
     ] = False
     kept_token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token that the end node of --kept URL knows.", dir_okay=False, metavar="FILE"),
+        typer.Option(help="File with a token for the end node of --kept URL.", dir_okay=False, metavar="FILE"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class TrainingOptions:
     ] = None
     steps: Annotated[int | None, typer.Option(min=1, help="Stop when the run has done this many steps in all.")] = None
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images per step. Default: the configuration's; few to try it out.")
+        int | None, typer.Option(min=1, help="Images per step. Default: the configuration's. Use few for a try.")
     ] = None
     json: Json = False
 

@@ -71,9 +71,9 @@ _NOT_WITH_A_FILE = ("end", "edge", "cloud", "port", "untrusted", "n_map", "state
 class FleetOptions:
     """Options of `terrace up` that choose the services."""
 
-    end: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="End nodes.")] = 2
-    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1
-    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1
+    end: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Number of end nodes.")] = 2
+    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Number of edge nodes.")] = 1
+    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Number of cloud nodes.")] = 1
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0: any free one.")] = DEFAULT_PORT
     untrusted: Untrusted = None
     n_map: Annotated[
@@ -84,9 +84,10 @@ class FleetOptions:
         None
     )
     fleet: Annotated[
-        Path | None, typer.Option(help="Start what this fleet file (TOML) says instead.", dir_okay=False, exists=True)
+        Path | None,
+        typer.Option(help="Start the services of this fleet file (TOML) instead.", dir_okay=False, exists=True),
     ] = None
-    host: Annotated[str | None, typer.Option(help="Which machine of the fleet file this one is.")] = None
+    host: Annotated[str | None, typer.Option(help="Name of this machine in the fleet file.")] = None
 
     def plan(self) -> FleetPlan:
         """Return the fleet to start, with the chosen model set."""
@@ -147,10 +148,12 @@ def up(
 def kill(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A node such as end-1, scheduler, or a process id.", show_default=False),
+        typer.Argument(
+            metavar="NAME", help="Name of a node such as end-1, scheduler, or a process id.", show_default=False
+        ),
     ],
 ) -> None:
-    """End a service that `terrace up` runs, at once and without a word, as a power cut would."""
+    """Kill a service of `terrace up` without a clean shutdown, as in a power failure."""
     service = chosen(list(launched_services()), name)
     kill_service(service)
     told = f"{service.name} is killed (pid {service.pid}); the other services go on"

@@ -71,7 +71,9 @@ class WatchOptions:
 
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, max=1000, help="Most pictures per second. Default: 1, and no limit for folders."),
+        typer.Option(
+            min=0.001, max=1000, help="Largest number of pictures per second. Default: 1, and no limit for folders."
+        ),
     ] = None
     changed: Annotated[
         float,
@@ -81,8 +83,8 @@ class WatchOptions:
         str | None,
         typer.Option(
             metavar="END",
-            help="End after so many answers (20), after a time (30s, 5m, 2h), or at the first answer of a class"
-            " (label=fish). Default: at Ctrl-C, or at the end of a video file.",
+            help="End after this many answers (20), after this time (30s, 5m, 2h), or at the first answer of "
+            "a class (label=fish). Default: at Ctrl-C, or at the end of a video file.",
         ),
     ] = None
     models: ModelSet = None

@@ -534,7 +534,7 @@ class AsyncClient(SchedulerConnection):
         await self._request("DELETE", _source_path(node_id, name), repeatable=False)
 
     async def pause_source(self, node_id: str, name: str) -> None:
-        """Let a source take no pictures until it is resumed."""
+        """Stop a source from taking pictures until it is resumed."""
         await self._request("POST", f"{_source_path(node_id, name)}/pause", repeatable=True)
 
     async def resume_source(self, node_id: str, name: str) -> None:
@@ -692,7 +692,7 @@ class AsyncClient(SchedulerConnection):
         await self._request("DELETE", _sink_path(name), repeatable=True)
 
     async def pause_sink(self, name: str) -> SinkNow:
-        """Let the events of a sink wait until it is resumed."""
+        """Hold the events of a sink until it is resumed."""
         return parse(SinkNow, (await self._request("POST", f"{_sink_path(name)}/pause", repeatable=True)).content)
 
     async def resume_sink(self, name: str) -> SinkNow:

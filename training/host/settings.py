@@ -50,7 +50,7 @@ class HostSettings(ServiceSettings):
 
     base: UserPath | None = None
     """Folder that `terrace train improve` has prepared: a release's network, which workers train on pictures that each
-    of them has kept. The plan says network, strategy and classes. Default: none."""
+    of them has kept. Its plan sets network, strategy and classes. Default: none."""
 
     parent: HttpUrl | None = None
     """URL of another host that this one works for: it takes units from there, distributes their steps to its own
@@ -75,14 +75,14 @@ class HostSettings(ServiceSettings):
     """Number of expected workers. A round of fedavg, bmuf and diloco waits for this many updates."""
 
     rate: PositiveFloat | None = None
-    """Learning rate at its highest. A strategy that has one takes its own. Default: the configuration's."""
+    """Highest learning rate. A rate in the strategy takes precedence. Default: the configuration's."""
 
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Images per step. Default: the configuration's."""
 
     offer: CommaSeparated = ()
-    """Networks that people may train on this host, comma-separated: it waits until one is started on the page
-    *Hosts* of the scheduler. Each is what `network` may be. Default: none."""
+    """Networks that people may train on this host, comma-separated, each in the form of `network`. The host waits
+    until one is started on the page *Hosts* of the scheduler. Default: none."""
 
     offer_strategies: CommaSeparated = ()
     """Strategies that they may choose, comma-separated. Default: `strategy`."""
@@ -98,12 +98,12 @@ class HostSettings(ServiceSettings):
     """Images per step that they may choose, in the same form. Default: a quarter to four times the network's."""
 
     start_at: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """Number of workers that must have joined and have their images before any work is handed out: a group starts
-    together. At most `workers`. Default: work from the first worker on.
+    """Number of workers that must have joined and have their images before the host hands out work, so that a group
+    starts together. At most `workers`. Default: work from the first worker on.
     """
 
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
-    """Numbers of the updates on their way: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
+    """Number format of the updates: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
 
     folder: UserPath | None = None
     """Folder that keeps the run. A run that is already there continues. Default: runs/<network> here."""
@@ -140,30 +140,31 @@ class HostSettings(ServiceSettings):
     """File with the token of a user for the scheduler; only its owner may have access to the file."""
 
     advertise_url: Annotated[CommaSeparatedUrls, Field(min_length=1, max_length=8)] | None = None
-    """URL under which workers reach this host; of several, comma-separated, all in the order in which they are tried.
-    Default: the address it listens on or, where that is every interface, the address of the interface that leads to
-    the scheduler."""
+    """URL at which workers reach this host; or several URLs, comma-separated, in the order in which workers try
+    them. Default: the address that it listens on; if that is every interface, the address of the interface that
+    leads to the scheduler."""
 
     min_gflops: PositiveFloat | None = None
-    """Speed that a worker which the scheduler sends must have: billions of fp32 operations a second. Default: any."""
+    """Least speed of a worker that the scheduler sends, in billions of fp32 operations a second. Default: any."""
 
     min_memory_mb: PositiveFloat | None = None
-    """Free memory that a worker which the scheduler sends must have, in MB. Default: any."""
+    """Least free memory of a worker that the scheduler sends, in MB. Default: any."""
 
     share_data: bool = False
-    """Give the training images, in one segment more than there are workers, to workers of the run that lack them."""
+    """Send the training images to workers of the run that lack them. There is one segment more than there are
+    workers."""
 
     work: bool = False
-    """Compute as well, as worker 0 of the run; one thread of this process."""
+    """Also compute as worker 0 of the run, in one thread of this process."""
 
     accept_loss: bool = False
     """Continue a run whose journal is damaged, without the updates from the damage on. The damaged part is kept."""
 
     lease_s: Annotated[float, Field(gt=0, le=1e9)] = 30.0
-    """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""
+    """Seconds within which a worker must compute at least one step; otherwise its work goes to others."""
 
     max_lease_wait_s: PositiveFloat = 10.0
-    """Seconds for which a worker that asks for work may be kept waiting until there is some."""
+    """Seconds for which the host may keep a worker waiting that asks for work."""
 
     def own_token(self) -> Callable[[], str] | None:
         """Gives the token that this host shows to the scheduler; None where it has none.

@@ -63,6 +63,6 @@ def test_the_list_of_experiments_has_no_ragged_lines(
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(["experiment", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    first = next(number for number, line in enumerate(lines) if "All of them" in line)
+    first = next(number for number, line in enumerate(lines) if "Run all experiments" in line)
     after = next(number for number, line in enumerate(lines) if number > first and line.startswith("╰"))
     assert after - first == (2 if columns == 80 else 1)
