@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from tierkit.atomic import write_atomically
 from tierkit.documents import Frozen
 
 __all__ = ["Front", "Setting", "save_front", "undominated"]
-
-_NAME = "bottleneck"
-"""Stem of the files among the training records."""
 
 
 class Setting(Frozen):
@@ -74,23 +70,20 @@ def undominated(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def save_front(front: Front, folder: Path) -> list[Path]:
-    """Write `bottleneck.json`, `.csv` and `.svg` into `folder`; what was written.
+    """Write `front.csv` and `front.svg` into `folder`; returns their paths.
 
     Raises:
         SetupError: a file could not be written; the old ones are whole.
     """
-    content = json.dumps(front.model_dump(mode="json"), indent=1) + "\n"
     table = io.StringIO()
     writer = csv.DictWriter(table, [*Setting.model_fields, "on_front"], lineterminator="\n")
     writer.writeheader()
     best = {one.name for one in undominated(front.settings)}
     writer.writerows({**one.model_dump(), "on_front": int(one.name in best)} for one in front.settings)
-    paths = [folder / f"{_NAME}.json", folder / f"{_NAME}.csv"]
-    for path, text in zip(paths, (content, table.getvalue()), strict=True):
-        write_atomically(path, text.encode())
-    paths.append(folder / f"{_NAME}.svg")
-    write_atomically(paths[-1], _draw(front))
-    return paths
+    files = {folder / "front.csv": table.getvalue().encode(), folder / "front.svg": _draw(front)}
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
 
 
 def _draw(front: Front) -> bytes:

@@ -25,7 +25,7 @@ REPORT = "report.html"
 _KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
 """Names of records without their ending, in the form that `experiments.record` gives them."""
 
-_AUDIT = "made by `terrace privacy audit`, which wrote its table beside it, as table.md"
+_PRIVACY = "made by `terrace privacy audit` or `front`, which wrote table and plot into the same folder"
 _FORMER = "made by no experiment of this version"
 
 _STYLE = """
@@ -93,7 +93,7 @@ def write_report(
             record = read_record(path)
             name = record["experiment"]
             if name not in experiments or record["samples"]:  # experiments of earlier versions have samples
-                why = _AUDIT if name == "privacy-audit" else _FORMER
+                why = _PRIVACY if name.startswith("privacy-") else _FORMER
                 others.setdefault(why, []).append(str(path.relative_to(folder)))
                 continue
             make = _again if path.name == RECORD else present

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.record import RunRecord
 from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, TrainingOptions, say, training_command
@@ -95,7 +96,7 @@ def export(name: Name, options: Exported, json: Json = False) -> None:
 class FrontOptions:
     """Options of `terrace privacy front`."""
 
-    out: Annotated[Path, typer.Option(help="Folder for JSON, CSV and plot.", file_okay=False, show_default=False)]
+    out: Annotated[Path, typer.Option(help="Folder for record, CSV and plot.", file_okay=False, show_default=False)]
     network: Annotated[str, typer.Option(metavar="NAME", help="Network whose encoders are compared.")] = "resnet-34"
     images: Annotated[int, typer.Option(min=8, max=10_000, help="Held-out images to attack.")] = 200
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0
@@ -135,7 +136,14 @@ def front(
         seed=options.seed,
         say=say,
     )
-    written = save_front(found, options.out)
+    record = RunRecord(
+        experiment="privacy-front",
+        config={"queries": options.queries, "data": options.dataset, "threads": torch.get_num_threads()},
+        samples={},
+        results=found.model_dump(mode="json"),
+        seed=options.seed,
+    )
+    written = [record.write(options.out), *save_front(found, options.out)]
     if json:
         print_json(found.model_dump(mode="json"))
         return
