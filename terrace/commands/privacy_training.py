@@ -15,6 +15,7 @@ from terrace.commands.training import TorchThreads, TrainingOptions, say, traini
 from terrace.console import Column, Listing, percent, print_json, screen
 from terrace.options import Data, DatasetName, Json, ModelSet, with_options
 from terrace.stoppable import interruptible
+from tierkit.atomic import made_folder
 from tierkit.extras import training_extra
 
 __all__ = ["export", "front", "train"]
@@ -125,6 +126,7 @@ def front(
 
         from encryption.front import save_front, undominated
         from encryption.training.compare import compare_encoders
+    made_folder(options.out)  # first, so that no hour of attacks is lost
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     found = compare_encoders(

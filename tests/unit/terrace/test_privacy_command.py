@@ -127,6 +127,37 @@ def test_a_place_that_cannot_be_written_is_told_before_the_attack(
     assert place[1] in capsys.readouterr().err
 
 
+@pytest.mark.train
+def test_a_comparison_leaves_a_record_a_table_and_a_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+    compare = pytest.importorskip("encryption.training.compare")
+    fronts = pytest.importorskip("encryption.front")
+    setting = {"name": "light", "ssim": 0.3, "attack": "black-box", "fine_accuracy": 0.68, "payload_bytes": 400.0}
+    setting |= {"device_ms_per_image": 0.1, "channels": 48, "levels": 8, "noise": 0.05, "adversary_weight": 3.0}
+    found = fronts.Front(
+        network="resnet-34",
+        plain_accuracy=0.71,
+        end_ms_per_image=0.2,
+        end_network="mobilenet-v1-0.5",
+        attacked_images=8,
+        effort="1,000 queries",
+        hardware="one core",
+        settings=(fronts.Setting(minutes=10, **setting),),
+    )
+    monkeypatch.setattr(compare, "compare_encoders", lambda *_, **__: found)
+    monkeypatch.setattr("models.dataset.Dataset.open", lambda *_: None)
+    arguments = ["privacy", "front", str(tmp_path), "--queries", "1000", "--seed", "7"]
+    assert run([*arguments, "--out", str(tmp_path / "comparison")]) == 0
+    record, plot, table = sorted((tmp_path / "comparison").iterdir(), reverse=True)
+    assert (plot.name, table.name) == ("front.svg", "front.csv")
+    written = json.loads(record.read_text())
+    assert (written["experiment"], written["seed"], written["config"]["queries"]) == ("privacy-front", 7, 1000)
+    assert fronts.Front.model_validate(written["results"]) == found
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compare, "compare_encoders", lambda *_, **__: pytest.fail("it attacks"))
+    assert run([*arguments, "--out", str(tmp_path / "file" / "x")]) == 2
+
+
 def test_the_table_gives_each_figure_in_its_unit():
     learned = replace(ROW, encoder="bottleneck", attack="black-box", ssim=0.31, psnr_db=14.25, counts=False)
     figures = "61.0 % (50 to 70) | 60.7 % | 1.0 | 7,191 | 0.12"
