@@ -160,7 +160,7 @@ class SchedulerSettings(ServiceSettings):
     """Largest single image file, in an upload or in a zip."""
 
     max_inflated_bytes: PositiveInt = 4 * 1024**3
-    """Largest number of bytes to which an upload may grow when it is unpacked."""
+    """Largest number of bytes to which one archive in an upload may unpack."""
 
     decoders: Annotated[int, Field(ge=1, le=32)] = 2
     """Number of pictures that are decoded at the same time; uploads take turns."""

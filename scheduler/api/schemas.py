@@ -58,7 +58,7 @@ class UploadLimits(BaseModel):
     max_upload_bytes: int = Field(description="Bytes of one upload.")
     max_pixels: int = Field(description="Pixels of one image.")
     max_file_bytes: int = Field(description="Bytes of one image file.")
-    max_inflated_bytes: int = Field(description="Bytes of one upload after it is decompressed.")
+    max_inflated_bytes: int = Field(description="Bytes of one archive after it is decompressed.")
     classify_max_images: int = Field(description="Images of one `POST /v1/classify`.")
 
 
