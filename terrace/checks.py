@@ -56,8 +56,8 @@ _REINSTALL = "install Terrace again, or fetch the repository anew with its large
 _MAKE = "make it anew ('terrace models import' or 'quantize'), or name another set with --models"
 _PROBE_S = 3.0
 _SOON = timedelta(days=14)
-_MOST_NAMED = 5
 """Certificates and tokens that expire within this time get a note."""
+_MOST_NAMED = 5
 
 
 def check_installation() -> Iterator[Check]:

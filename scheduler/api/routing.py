@@ -181,6 +181,8 @@ async def metered(
     allowance.check_upload(time.monotonic())
     with allowance.uploading():
         async for piece in stream:
+            if not still_admitted():
+                break
             allowance.count_bytes(len(piece), time.monotonic())
             yield piece
     if not still_admitted():

@@ -393,12 +393,15 @@ async def test_uploads_and_streams_at_a_time_are_limited(closed: Any, kit: Any) 
 async def test_streams_and_uploads_end_with_their_token(closed: Any, kit: Any, tokens: Path) -> None:
     body, headers = kit.tensor_body(kit.images(1))
     job = (await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(ALICE)})).json()["id"]
-    revoked = asyncio.Event()
+    revoked, pieces, sent = asyncio.Event(), 1000, 0
 
     async def slowly() -> AsyncIterator[bytes]:
+        nonlocal sent
         yield body[:1000]
         await revoked.wait()
-        yield body[1000:]
+        for _ in range(pieces):
+            yield bytes(65536)
+            sent += 1
 
     async with (
         closed.http.stream("GET", "/v1/fleet/events", headers=bearer(OLGA)) as fleet,
@@ -414,6 +417,7 @@ async def test_streams_and_uploads_end_with_their_token(closed: Any, kit: Any, t
                 pass  # until its end
         revoked.set()
         assert (await upload).status_code == 401
+        assert sent < pieces, "it ends before its body"
     assert (await closed.http.get(f"/v1/jobs/{job}", headers=bearer(ALICE))).json()["state"] == "queued"
 
 
