@@ -158,8 +158,8 @@ class SourceSettings(_Table):
     and snapshots, no limit for folders and `push`."""
 
     changed: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Skip a picture that differs by less than this from the last one taken: the mean difference of brightness, as a
-    share of the whole range."""
+    """Skip a picture of a stream, camera or snapshot that differs by less than this from the last one taken: the mean
+    difference of brightness, as a share of the whole range."""
 
     keep: Which = "none"
     """Pictures to keep on the device once they are answered, as long as the spool has room: none, unsure or all."""
@@ -182,15 +182,23 @@ class SourceSettings(_Table):
             raise ValueError("url is missing")
         if (self.after == "move") != (self.move_to is not None):
             raise ValueError('after = "move" and move_to go together')
-        # Without a kind, a stream allows whatever a source may have.
-        check_url(self.kind or "stream", self.url)
-        if self.after != "leave" and self.kind not in (None, "folder"):
-            raise ValueError("after is for folders")
+        if self.kind is None:
+            check_url("stream", self.url)  # a stream allows whatever a source may have
+        else:
+            self.check_kind(self.kind)
         if self.move_to is not None:
             folder, target = Path(self.url).expanduser().absolute(), self.move_to.absolute()
             if folder.is_relative_to(target):
                 raise ValueError("move_to must be neither the folder of the files nor above it")
         return self
+
+    def check_kind(self, kind: str) -> None:
+        """Raises ValueError if the settings do not fit a kind."""
+        check_url(kind, self.url)
+        if self.after != "leave" and kind != "folder":
+            raise ValueError("after is for folders")
+        if self.changed and kind in ("folder", "push"):
+            raise ValueError("changed is for streams, cameras and snapshots")
 
 
 class UplinkSettings(_Table):
@@ -204,8 +212,8 @@ class UplinkSettings(_Table):
     """Pictures of which the scheduler gets a copy: none, unsure or all."""
 
     bytes_per_day: Bytes | None = None
-    """Budget for all that the node sends and receives in 24 hours. A node with a budget takes no jobs. Default: no
-    limit."""
+    """Budget for all that the node sends and receives in 24 hours, except networks from the scheduler and the traffic
+    of its sources. A node with a budget takes no jobs. Default: no limit."""
 
     hours: Hours | None = None
     """Time of day in which pictures may leave, in the time zone of the device, such as 22:00-06:00. Answers leave at

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationError
 
 from models.hierarchy import Hierarchy
 from models.manifest import Digest, Fit, ModelEntry, Resample, ResizeRule
-from tierkit.documents import Frozen
+from tierkit.documents import Frozen, faults
+from tierkit.errors import InvalidInput
 from tierkit.wire.releases import RELEASE_REF_PATTERN
 
 __all__ = ["MOST_BASE_BYTES", "OwnData"]
@@ -48,18 +49,24 @@ class OwnData(Frozen):
             entry: entry of the network in the manifest of its release.
             content: its file.
             options: `release`, and the fields that have defaults.
+
+        Raises:
+            InvalidInput: the network is too large to be trained on the fleet.
         """
-        return cls(
-            sha256=hashlib.sha256(content).hexdigest(),
-            size_bytes=len(content),
-            hierarchy=hierarchy.content(),
-            height=entry.input_shape[0],
-            width=entry.input_shape[1],
-            resize=entry.resize,
-            resize_to=entry.resize_to,
-            resample=entry.resample,
-            **options,
-        )
+        try:
+            return cls(
+                sha256=hashlib.sha256(content).hexdigest(),
+                size_bytes=len(content),
+                hierarchy=hierarchy.content(),
+                height=entry.input_shape[0],
+                width=entry.input_shape[1],
+                resize=entry.resize,
+                resize_to=entry.resize_to,
+                resample=entry.resample,
+                **options,
+            )
+        except ValidationError as exc:
+            raise InvalidInput(f"the network {entry.name} cannot be trained on a fleet: {faults(exc, cls)}") from exc
 
     @property
     def fit(self) -> Fit:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from end_node.settings import SOURCES, SourceSettings, check_url, scheme_of
+from end_node.settings import SOURCES, SourceSettings, scheme_of
 from end_node.sources.picture import PictureSource, SourceKind
 from tierkit.errors import InvalidInput, SourceUnavailable
 from tierkit.extensions import load
@@ -27,14 +27,14 @@ async def open_source_of(settings: SourceSettings, tls_ca: Path | None) -> Opene
     """Make the source that the settings describe.
 
     Raises:
-        InvalidInput: Terrace does not read such a URL, or it does not fit the kind.
+        InvalidInput: Terrace does not read such a URL, or the settings do not fit the kind.
         SourceUnavailable: it is not there now.
         MissingExtra: a stream or camera, without PyAV.
         BrokenExtension: the package of the kind cannot be used.
     """
     kind = settings.kind or await _kind_of(settings.url, tls_ca)
     try:
-        check_url(kind, settings.url)
+        settings.check_kind(kind)
     except ValueError as exc:
         raise InvalidInput(str(exc)) from exc
     # Each kind is imported when it is used: a device without sources needs none of them. It may take long.

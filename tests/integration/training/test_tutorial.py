@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_docs import blocks
+from tests.acceptance.fleets import running
+from tests.acceptance.test_docs import blocks, commands
 
 pytestmark = pytest.mark.train
 DATA = Path(os.environ.get("TERRACE_DATA", "data"))
@@ -29,3 +30,9 @@ def test_the_commands_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoint.pt").is_file()
+    (line,) = commands("docs/get-started/train-together.md", "Serve the result")
+    arguments = line.replace("run/model-set", str(tmp_path / "run" / "model-set")).split()[2:]
+    with running(*arguments, "--port", "0", log=tmp_path / "log") as up:
+        assert "scheduler  http://" in up.output
+        up.process.terminate()
+        up.process.wait(30)

@@ -2,11 +2,13 @@
 
 from datetime import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from end_node.settings import EndSettings
-from tierkit.errors import SetupError
+from end_node.settings import EndSettings, SourceSettings
+from end_node.sources.choosing import open_source_of
+from tierkit.errors import InvalidInput, SetupError
 from tierkit.settings import load_settings
 
 FILE = """
@@ -72,6 +74,7 @@ def test_the_spool_lies_in_the_state_folder_of_systemd(tmp_path: Path, monkeypat
         ("rate = 2.0", 'kind = "push"', "a push source has no url"),
         ("rate = 2.0", 'after = "move"', "move_to"),
         ("rate = 2.0", 'kind = "stream"\nafter = "delete"', "after is for folders"),
+        ('url = "rtsp://me:secret@10.0.0.9/main"', 'kind = "push"\nchanged = 0.1', "changed is for streams"),
         ('name = "gate"', 'name = "Gate"', "name"),
         ('url = "rtsp://me:secret@10.0.0.9/main"', "", "url is missing"),
         ('url = "rtsp://me:secret@10.0.0.9/main"', 'url = "a\\u0000b"', "control characters"),
@@ -115,3 +118,16 @@ def test_tiers_that_may_fetch_kept_pictures(tmp_path: Path) -> None:
         load(tmp_path, text + '[learn]\nsize = "4MB"\npictures_to = ["end"]\n')
     with pytest.raises(SetupError, match="bytes_per_day"):
         load(tmp_path, FILE + '[learn]\nsize = "4MB"\npictures_to = ["edge"]\n')
+
+
+@pytest.mark.parametrize(
+    ("place", "setting", "named"),
+    [("folder", {"changed": 0.1}, "changed is for streams"), ("film.mp4", {"after": "delete"}, "after is for folders")],
+)
+async def test_what_does_not_fit_the_kind_of_a_path_is_named(
+    place: str, setting: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "film.mp4").touch()
+    with pytest.raises(InvalidInput, match=named):
+        await open_source_of(SourceSettings(name="a", url=str(tmp_path / place), **setting), None)

@@ -712,3 +712,15 @@ async def test_an_answer_that_was_withdrawn_makes_room_for_another_one(store):
     found = await store.jobs.results_after(job, 0, limit=10)
     assert [(seq, answer.task) for seq, answer in found] == [(3, 0)]
     assert (told, store.announced) == ([0, 1], [[1, 2], [3]])
+
+
+def open_to_others(folder: Path) -> dict[str, bool]:
+    """For each file, True if others than its user may do something with it."""
+    return {path.name: bool(path.stat().st_mode & 0o077) for path in folder.iterdir()}
+
+
+async def test_nobody_else_can_read_a_new_database(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db"):
+        found = await asyncio.to_thread(open_to_others, tmp_path)
+    assert found.keys() >= {"jobs.db", "jobs.db-wal"}
+    assert not any(found.values()), found

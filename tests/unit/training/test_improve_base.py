@@ -17,9 +17,11 @@ import torch
 from onnx import helper, numpy_helper
 
 from models.data import ImageSet
+from models.hierarchy import bundled_hierarchy
+from models.manifest import load_manifest
 from tests.own_networks import CONFIG, SIDE, network, own
 from tests.shapes import SHAPES, shape_images
-from tierkit.errors import InvalidAnswer, SetupError, WeightsError
+from tierkit.errors import InvalidAnswer, InvalidInput, SetupError, WeightsError
 from training.improve.base import (
     keep_weights,
     own_learner,
@@ -30,7 +32,7 @@ from training.improve.base import (
     written,
 )
 from training.messages import RunSpec
-from training.own_data import OwnData
+from training.own_data import MOST_BASE_BYTES, OwnData
 from training.strategies.config import OuterConfig
 
 pytestmark = pytest.mark.train
@@ -182,3 +184,9 @@ def test_images_are_trained_on_as_they_are_stored(images: ImageSet):
     batch = data.batches.batch(0)
     assert float(batch.images.max()) > 100
     assert data.sha256 == "1" * 64
+
+
+def test_a_network_that_is_too_large_is_refused_in_words() -> None:
+    entry, content = load_manifest().default_for("end"), bytes(MOST_BASE_BYTES + 1)
+    with pytest.raises(InvalidInput, match="cannot be trained on a fleet: size_bytes"):
+        OwnData.of(entry, content, bundled_hierarchy(), release="bundled@1")
