@@ -106,6 +106,8 @@ def _draw(front: Front) -> bytes:
                 xytext=(-6 if right else 6, 8 if above else -11),
                 ha="right" if right else "left",
                 va="bottom" if above else "top",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over lines
+                zorder=3,
             )
         axes.axhline(100 * front.plain_accuracy, color="#D55E00", linewidth=1, linestyle="--")
         axes.annotate(

@@ -1,6 +1,7 @@
 """The comparison of learned encoders: which settings are on the front, and the files that say so."""
 
 import csv
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -78,3 +79,12 @@ def test_a_front_of_no_or_one_setting_is_drawn(tmp_path: Path, settings: tuple[S
         settings=settings,
     )
     assert ElementTree.parse(save_front(front, tmp_path)[1]).getroot().tag.endswith("svg")
+
+
+def test_the_plot_of_the_documentation_is_that_of_its_record(tmp_path: Path):
+    root = Path(__file__).parents[3]
+    (record,) = (root / "benchmarks" / "records").glob("privacy-front-*.json")
+    front = Front.model_validate(json.loads(record.read_text())["results"])
+    drawn = save_front(front, tmp_path)[1].read_text()
+    shown = (root / "docs" / "results" / "plots" / f"{record.stem}.svg").read_text()
+    assert re.findall("<!-- (.*?) -->", shown) == re.findall("<!-- (.*?) -->", drawn)
