@@ -332,9 +332,9 @@ async def get_image(
 async def classify(
     request: Request, scheduler: Service, caller: CallerOf, may_go_on: StillAdmitted
 ) -> StreamingResponse:
-    """Takes images like `POST /v1/jobs`, and streams JSON lines: `coarse` with its results, then `fine` or `fallback`,
-    then `done`; or `error` if it fails. Its tasks overtake all jobs, and nothing is stored. It counts among the
-    unfinished jobs of the caller.
+    """Takes images like `POST /v1/jobs`, and streams JSON lines: `coarse` with its results, then `fine`, `fallback` or
+    `failed`, then `done`; or `error` if the request fails. Its tasks overtake all jobs, and nothing is stored. It
+    counts among the unfinished jobs of the caller.
 
     An image whose damage a node finds has an `error` in its result and no answer; the other images are answered.
     """

@@ -203,6 +203,15 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return known
 
 
+async def only_that_kind_fails(running: Any, refused: httpx.Response, receiver: Receiver) -> None:
+    """The refusal of another sink, and a test of the first one, name the reason; other kinds work."""
+    assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (400, True)
+    refused = await test(running, "slow")
+    assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (502, True)
+    await add(running, "good", url=receiver.url)
+    assert (await test(running, "good")).status_code == 200
+
+
 async def test_an_import_that_never_ends_is_a_failure_of_its_sink_only(
     running: Any, kinds: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,11 +234,7 @@ async def test_an_import_that_never_ends_is_a_failure_of_its_sink_only(
 
         await wait_for(named, what="the reason")
         refused = await add(running, "another", "slow")
-        assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (400, True)
-        refused = await test(running, "slow")
-        assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (502, True)
-        await add(running, "good", url=receiver.url)
-        assert (await test(running, "good")).status_code == 200
+        await only_that_kind_fails(running, refused, receiver)
     finally:
         never.set()
 
@@ -253,11 +258,7 @@ async def test_a_check_of_options_that_never_ends_is_a_failure_of_its_sink_only(
         assert (await add(running, "slow", "slow", path="/x")).status_code == 201
         stuck = True
         refused = await add(running, "another", "slow", path="/y")
-        assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (400, True)
-        refused = await test(running, "slow")
-        assert (refused.status_code, "takes longer than 0.5 s" in refused.text) == (502, True)
-        await add(running, "good", url=receiver.url)
-        assert (await test(running, "good")).status_code == 200
+        await only_that_kind_fails(running, refused, receiver)
     finally:
         never.set()
 
