@@ -41,9 +41,10 @@ class Site:
         self.services: list[subprocess.Popen[bytes]] = []
 
     def local(self, text: str) -> str:
-        """The same text for this machine."""
+        """The same text for this machine; what only cameras have is left out."""
         for address in CAMERAS:
             text = text.replace(f"http://{address}/now.jpg", str(self.camera(address)))
+        text = re.sub(r"^changed = .*\n", "", text, flags=re.MULTILINE)
         text = text.replace("8070", str(self.port)).replace("8073", str(self.cloud_port))
         return re.sub(r"10\.0\.0\.1|0\.0\.0\.0", "127.0.0.1", text)
 
