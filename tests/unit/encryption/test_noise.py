@@ -98,7 +98,7 @@ def test_the_noise_is_gaussian_and_the_values_of_an_image_are_independent():
     for bound, share in ((1, 0.317311), (2, 0.045500), (3, 0.002700)):
         assert (np.abs(values) > bound).mean() == pytest.approx(share, abs=5 * (share / n) ** 0.5)
     half = values.shape[1] // 2
-    # Neighbours, the two halves that the transformation makes of one pair of numbers, and images.
+    # Neighbours, the two halves of an image, and images.
     for one, other in (
         (values[:, 1:], values[:, :-1]),
         (values[:, :half], values[:, half:]),
