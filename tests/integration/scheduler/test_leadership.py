@@ -17,6 +17,7 @@ import aiohttp
 import httpx
 
 from tests.postgres import PostgresServer
+from tests.receivers import receiving
 from tierkit.http.address import free_port
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
@@ -47,7 +48,7 @@ class Pair:
             *("-m", "terrace", "scheduler", f"--port={port}", f"--state={self._folder / str(port)}"),
             *(f"--database={self._database}", "--leader-lease-s=1.0"),
             *(f"--models={self._settings.models}", "--n-map=1", "--trusted=end,edge,cloud"),
-            *("--heartbeat-s=0.1", "--suspect-s=0.5", "--lease-s=1.0"),
+            *("--heartbeat-s=0.1", "--suspect-s=0.5", "--lease-s=1.0", "--sink-allow-private"),
         ]
         ready = self._folder / f"{port}.ready"
         ready.unlink(missing_ok=True)
@@ -302,10 +303,15 @@ async def test_what_operators_said_outlasts_a_leader_and_one_that_leaves_gives_i
 async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_repeats_none(
     kit: Any, settings: Any, database_url: str, tmp_path: Path
 ) -> None:
+    """Nor does a sink of theirs, whichever of them delivers."""
     pair = Pair(kit, settings, database_url, tmp_path)
-    async with pair.http, pair.stack:
+    async with receiving() as receiver, pair.http, pair.stack:
         for port in pair.ports:
             await pair.start(port)
+        sink = {"name": "hook", "kind": "webhook", "options": {"url": receiver.url}}
+        sink["filter"] = {"events": ["observation.added"]}
+        reply = await pair.http.post(f"{pair.url(await pair.leader())}/v1/sinks", json=sink)
+        assert reply.status_code == 201, reply.text
         place = {**kit.registration("end-0"), "spool": "5" * 16, "lease_s": 60.0}
         seen = [{"source": "gate", "sequence": number, "age_s": 1.0} for number in range(1, 2001)]
         parts = [seen[first : first + 20] for first in range(0, len(seen), 20)]
@@ -338,6 +344,13 @@ async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_re
         reply = await pair.http.get(f"{pair.url(await pair.leader())}/v1/observations/export")
         assert [json.loads(line)["sequence"] for line in reply.text.splitlines()] == list(range(1, 2001))
         assert sorted(confirmed) == list(range(1, 2001))
+
+        def got() -> set[int]:
+            return {event["data"]["sequence"] for event in receiver.events}
+
+        await wait_for(lambda: len(got()) == 2000, what="all events", timeout_s=90.0)
+        view = (await pair.http.get(f"{pair.url(await pair.leader())}/v1/sinks/hook")).json()
+        assert (view["dead"], view["dropped"], view["delivered"] >= 2000) == (0, 0, True), view
 
 
 async def test_a_batch_whose_receipt_was_lost_with_the_leader_is_known_to_the_next_one(
