@@ -217,7 +217,9 @@ def test_the_errors_of_the_api_page_exist() -> None:
     assert named <= set(errors.__all__)
 
 
-@pytest.mark.parametrize(("heading", "at_least"), [("Guarantees", 25), ("On real networks", 7)])
+@pytest.mark.parametrize(
+    ("heading", "at_least"), [("Guarantees", 25), ("Pictures, releases and training", 11), ("On real networks", 7)]
+)
 def test_the_tests_of_the_promises_exist(heading: str, at_least: int) -> None:
     page = (ROOT / "docs/reference/guarantees.md").read_text(encoding="utf-8")
     table = page.split(f"\n## {heading}\n")[1].split("\n##")[0]
