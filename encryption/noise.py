@@ -4,7 +4,7 @@ Features are often sent more than once, by retries, hedges and other devices tha
 for each copy could be removed by averaging the copies. This noise is equal in all copies: it is a function of a secret
 key, the encoder and the image. BLAKE2b (RFC 7693) with the key digests the image. From the digest, SHAKE-128 (FIPS 202)
 gives numbers of 16 bits, which cannot be told from chance without the key. The normal quantile of each is the noise:
-one of 65,536 values within 4.3 deviations.
+one of 65,536 values within 4.4 deviations.
 
 Each job has its own key. The scheduler makes it from a secret that it keeps, and sends it with each task, only to nodes
 that get the pixels too. So a captured device reveals only the noise of jobs that it has worked for.

@@ -303,7 +303,7 @@ async def test_what_operators_said_outlasts_a_leader_and_one_that_leaves_gives_i
 async def test_a_leader_that_is_killed_amid_batches_of_observations_loses_and_repeats_none(
     kit: Any, settings: Any, database_url: str, tmp_path: Path
 ) -> None:
-    """Nor does a sink of theirs, whichever of them delivers."""
+    """A sink of theirs loses none either, whichever of them delivers."""
     pair = Pair(kit, settings, database_url, tmp_path)
     async with receiving() as receiver, pair.http, pair.stack:
         for port in pair.ports:
