@@ -57,7 +57,7 @@ def draw_noise(encoder: EncoderEntry, images: Array, keys: Array) -> Array:
         ).digest(length)
         for key, image in zip(keys, images, strict=True)
     )
-    noise: Array = (_quantiles() * np.float32(encoder.noise))[np.frombuffer(drawn, "<u2")]
+    noise: Array = _quantiles()[np.frombuffer(drawn, "<u2")] * np.float32(encoder.noise)
     return noise.reshape(-1, *encoder.feature_shape)
 
 
