@@ -253,7 +253,8 @@ async def test_only_the_host_needs_the_package_of_a_strategy(tmp_path: Path, wit
     pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
     shapes, network = write_shapes(tmp_path / "shapes"), tmp_path / "net.toml"
     network.write_text(MLP)
-    flags = [f"--network={network}", f"--dataset={shapes}", "--strategy=fedadam", "--workers=2", "--port=0"]
+    flags = [f"--network={network}", f"--dataset={shapes}", "--strategy=fedadam", "--workers=2"]
+    flags += ["--start-at=2", "--port=0"]  # a worker that comes after the end would wait for the host
     command = ["-m", "terrace", "train", "host", *flags, f"--folder={tmp_path / 'run'}"]
     async with service_process(command, ready_file=tmp_path / "ready", environment=with_package) as host:
         ended = await asyncio.gather(*(worked(host.url, name, shapes) for name in ("w1", "w2")))
