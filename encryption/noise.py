@@ -57,7 +57,8 @@ def draw_noise(encoder: EncoderEntry, images: Array, keys: Array) -> Array:
         ).digest(length)
         for key, image in zip(keys, images, strict=True)
     )
-    noise: Array = _quantiles()[np.frombuffer(drawn, "<u2")] * np.float32(encoder.noise)
+    noise: Array = _quantiles()[np.frombuffer(drawn, "<u2")]
+    noise *= np.float32(encoder.noise)
     return noise.reshape(-1, *encoder.feature_shape)
 
 
@@ -73,7 +74,9 @@ class _Noise:
 
     def hide(self, encoder: EncoderEntry, images: Array, features: Array, keys: Array | None) -> Array:
         assert keys is not None  # `encoder.noise` is above 0
-        return features + draw_noise(encoder, images, keys)
+        hidden = draw_noise(encoder, images, keys)
+        hidden += features
+        return hidden
 
     def restore(self, encoder: EncoderEntry, features: Array) -> Array:
         return features

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from encryption.features import pack, unpack
-from encryption.noise import KEY_BYTES, draw_noise
+from encryption.noise import KEY_BYTES, NOISE
 from encryption.packing import sends_levels
 from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry
@@ -21,7 +20,7 @@ from models.training.onnx_network import OnnxNetwork, round_through
 from tierkit.errors import InvalidInput
 from tierkit.tensors import Array
 from tierkit.types import FeatureForm
-from tierkit.wire.oip.compression import compress
+from tierkit.wire.oip.compression import compress_blocking
 
 __all__ = ["FORMS", "Target"]
 
@@ -85,9 +84,9 @@ class Target:
         """Return the bytes that the device sends for a task; UINT8 is compressed."""
         features = self.head.run({"images": images}, [FEATURES])[FEATURES]
         if self.encoder.noise:
-            features = features + draw_noise(self.encoder, images, np.zeros((len(images), KEY_BYTES), np.uint8))
+            features = NOISE.hide(self.encoder, images, features, np.zeros((len(images), KEY_BYTES), np.uint8))
         packed = self._pack(features).tobytes()
-        return asyncio.run(compress(packed)) if self.form == "uint8" else packed
+        return compress_blocking(packed) if self.form == "uint8" else packed
 
     def _pack(self, features: Array) -> Array:
         return pack(self.encoder, features, FeatureForm(self.form))

@@ -18,6 +18,7 @@ from encryption.audit.similarity import mean_ssim, psnr_db
 from encryption.audit.surrogate import Overheard, train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Arrived, Search, is_linear, least_squares, optimise
+from encryption.features import pack
 from models.data import ImageSet, read_sample
 from models.export.dequantize import dequantize_onnx
 from models.manifest import load_manifest, weights_folder
@@ -25,7 +26,8 @@ from models.session import load_encoder, load_model
 from models.split import extract_part
 from models.training.onnx_network import OnnxNetwork
 from tierkit.errors import DataError, NotFound
-from tierkit.types import EncoderKind
+from tierkit.types import EncoderKind, FeatureForm
+from tierkit.wire.oip.compression import decompress
 
 pytestmark = pytest.mark.train
 
@@ -85,6 +87,14 @@ def test_noise_is_part_of_what_arrives(sample: ImageSet):
     assert difference.std() == pytest.approx(0.5, rel=0.05)
     assert noisy.deviation == pytest.approx(0.5, rel=0.01)
     assert noisy.payload(sample.images[:4]) != plain.payload(sample.images[:4])
+
+
+@pytest.mark.anyio
+async def test_what_is_timed_starts_no_event_loop(sample: ImageSet):
+    target, images = target_of("wrn-16-4"), sample.images[:4]
+    features = target.head.run({"images": images}, ["features"])["features"]
+    packed = pack(target.encoder, features, FeatureForm.UINT8).tobytes()
+    assert await decompress(target.payload(images), len(packed)) == packed
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -209,7 +209,7 @@ def test_a_head_of_another_networks_layers_starts_as_these():
     head = build_parts(config, upper, body)["head"].eval()
     with torch.inference_mode():
         torch.testing.assert_close(head.body(images), first_layers(body, config.encoder.keep).eval()(images))
-        assert head(images).shape == (2, config.encoder.channels, 4, 4)
+        assert head(images).shape == (2, config.encoder.channels, 8, 8)
     assert 2 * count_parameters(head) <= count_parameters(body)
 
 

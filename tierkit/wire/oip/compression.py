@@ -14,7 +14,7 @@ import zstandard
 
 from tierkit.errors import MalformedMessage, TooLarge, UnsupportedMedia
 
-__all__ = ["CODINGS", "ZSTD", "accepted_coding", "compress", "decompress"]
+__all__ = ["CODINGS", "ZSTD", "accepted_coding", "compress", "compress_blocking", "decompress"]
 
 ZSTD = "zstd"
 
@@ -54,7 +54,7 @@ def accepted_coding(header: str) -> str | None:
 
 async def compress(body: bytes, coding: str = ZSTD) -> bytes:
     """`body` in a coding of `CODINGS`; a zstd frame holds its length."""
-    return await asyncio.to_thread(_compress, body, coding)
+    return await asyncio.to_thread(compress_blocking, body, coding)
 
 
 async def decompress(
@@ -135,7 +135,8 @@ def _content_bytes(body: bytes, most_bytes: int) -> int:
 # A context of the library serves one thread at a time; making one costs microseconds.
 
 
-def _compress(body: bytes, coding: str) -> bytes:
+def compress_blocking(body: bytes, coding: str = ZSTD) -> bytes:
+    """Return what `compress` returns, computed in the calling thread."""
     if coding == ZSTD:
         return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
     packer = zlib.compressobj(_LEVEL, wbits=_FORMATS[coding])

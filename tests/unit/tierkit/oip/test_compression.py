@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, strategies as st
 
 from tierkit.errors import MalformedMessage, TooLarge, UnsupportedMedia
-from tierkit.wire.oip.compression import CODINGS, _compress, accepted_coding, compress, decompress
+from tierkit.wire.oip.compression import CODINGS, accepted_coding, compress, compress_blocking, decompress
 
 READERS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": zstandard.ZstdDecompressor().decompress,
@@ -26,7 +26,7 @@ WRITERS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("coding", CODINGS)
 @given(body=st.binary(min_size=1, max_size=5000))
 def test_others_read_what_is_written(coding: str, body: bytes):
-    assert READERS[coding](_compress(body, coding)) == body
+    assert READERS[coding](compress_blocking(body, coding)) == body
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -73,8 +73,8 @@ LONG = b"x" * 999
 DAMAGED = {
     "no zstd": ("zstd", b"", "not a zstd frame"),
     "text as zstd": ("zstd", b"not a frame at all", "not a zstd frame"),
-    "cut zstd": ("zstd", _compress(LONG, "zstd")[:-2], "is damaged"),
-    "more than zstd": ("zstd", _compress(LONG, "zstd") + b"more", "is damaged"),
+    "cut zstd": ("zstd", compress_blocking(LONG, "zstd")[:-2], "is damaged"),
+    "more than zstd": ("zstd", compress_blocking(LONG, "zstd") + b"more", "is damaged"),
     "zstd of unknown length": (
         "zstd",
         zstandard.ZstdCompressor(write_content_size=False).compress(LONG),
